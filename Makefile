@@ -1,0 +1,74 @@
+# `make demo` and `make test` are all a newcomer needs; `make help` lists the rest.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PYTEST := $(PY) -m pytest
+CLUSTER := PYTHONPATH=tests/cluster $(PY) -m localcluster
+
+.PHONY: help
+help: ## Show this help
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.ready: requirements.lock hack/venv.sh
+	@hack/venv.sh $(VENV)
+
+.PHONY: venv
+venv: $(VENV)/.ready ## Make the Python environment from the lock file
+
+.PHONY: demo
+demo: $(VENV)/.ready ## Start a cluster, install the operator, serve, toggle, look at the canaries
+	@$(PY) hack/demo.py up
+
+.PHONY: demo-down
+demo-down: $(VENV)/.ready ## Remove everything that make demo made
+	@$(PY) hack/demo.py down
+
+.PHONY: check
+check: lint unit ## Lint, types, layers, generated files, unit and golden tests (under two minutes)
+
+.PHONY: lint
+lint: $(VENV)/.ready
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(PY) -m mypy
+	@PYTHONPATH=operator $(VENV)/bin/lint-imports
+	@PYTHONPATH=operator $(PY) hack/generate.py --check
+
+.PHONY: unit
+unit: $(VENV)/.ready
+	@$(PYTEST) -q tests/unit tests/golden tests/chart
+
+.PHONY: test
+test: lint prerequisites ## Everything: check, then tests on the real control plane and the real node
+	@$(PYTEST) tests
+
+.PHONY: prerequisites
+prerequisites: $(VENV)/.ready
+	@tests/cluster/install-prerequisites.sh node
+
+.PHONY: crds
+crds: $(VENV)/.ready ## Regenerate all generated files: CRD, chart copy, reference docs
+	@PYTHONPATH=operator $(PY) hack/generate.py
+
+.PHONY: lock
+lock: $(VENV)/.ready ## Renew the lock file
+	@hack/lock.sh
+
+.PHONY: images
+images: $(VENV)/.ready prerequisites ## Build all images with buildah
+	@PYTHONPATH=tests/cluster $(PY) hack/images.py
+
+.PHONY: cluster-up
+cluster-up: $(VENV)/.ready prerequisites ## Start the embedded cluster with a real node, name dev
+	@$(CLUSTER) up --name dev --mode node
+
+.PHONY: cluster-down
+cluster-down: $(VENV)/.ready ## Remove it
+	@$(CLUSTER) down --name dev
+
+.PHONY: clean
+clean: ## Remove the Python environment and caches of this checkout
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

@@ -1,0 +1,193 @@
+"""Pages of KV and index-K: real buffers, their byte layout, and how tokens are written and read back.
+
+Layout. A page holds 256 tokens (`settings.PAGE_SIZE`). Every simulated layer has two regions per page:
+
+* **KV**: one row of 64 bytes per token. Stored as planes: plane *i* holds bytes 8i..8i+7 of every row. The XOR of all
+  planes gives one 64-bit token id per row, so every byte counts: change one and a token changes.
+* **index-K**: one slot per 4 tokens with the real number of bytes per slot (0.5.23: fp8 128 + 4, fp4 64 + 4; bf16 256).
+  Stored as planes of 4 bytes per slot; the XOR of the planes gives one byte per token: the KV row that holds it.
+
+So index-K says where to look and KV says what is there, as sparse attention does. Rows are permuted per page, layer and
+content: an index row that belongs to other content (never arrived, or left over from the page's former owner) points to
+a wrong row, and the reader gets other tokens of the same page - plausible, wrong text. Slot *s* of a page is read from
+layer *s mod layers*, so a layer that has not arrived damages its share of the text.
+
+Reads and writes go to the buffers as they are at that moment; nothing here waits, checks or repairs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+KV_ROW_BYTES = 64
+INDEX_SLOT_TOKENS = 4
+INDEX_SLOT_BYTES = {"fp8": 132, "bf16": 256, "fp4": 68}
+REGIONS = ("kv", "index_k")
+KV, INDEX_K = 0, 1
+
+
+class OutOfPagesError(Exception):
+    """The pool has fewer free pages than asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageLayout:
+    """Byte layout of one page in one layer. Sizes in bytes unless said otherwise."""
+
+    page_size: int
+    """Tokens per page; at most 256, a multiple of 4."""
+    index_k_dtype: str
+    layers: int
+
+    def __post_init__(self) -> None:
+        if not 4 <= self.page_size <= 256 or self.page_size % INDEX_SLOT_TOKENS:
+            raise ValueError(f"page size {self.page_size}: must be 4 to 256 and a multiple of 4")
+
+    @property
+    def slots(self) -> int:
+        """Index-K slots per page."""
+        return self.page_size // INDEX_SLOT_TOKENS
+
+    def item_bytes(self, region: int) -> int:
+        """Bytes of one page of one layer in `region`."""
+        if region == KV:
+            return self.page_size * KV_ROW_BYTES
+        return self.slots * INDEX_SLOT_BYTES[self.index_k_dtype]
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers and regions."""
+        return self.layers * (self.item_bytes(KV) + self.item_bytes(INDEX_K))
+
+    def owner(self, position: int) -> int:
+        """The layer from which the token at `position` of a page is read."""
+        return (position // INDEX_SLOT_TOKENS) % self.layers
+
+    def rows(self, rotation: int) -> tuple[bytes, tuple[int, ...]]:
+        """The KV row of each position, and the position of each row; `rotation` (odd) picks the permutation."""
+        return _permutation(self.page_size, rotation)
+
+
+@lru_cache(maxsize=1024)
+def _permutation(size: int, rotation: int) -> tuple[bytes, tuple[int, ...]]:
+    # A multiplier that shares a factor with the size would not permute; step on to one that does not.
+    while math.gcd(rotation, size) != 1:
+        rotation += 2
+    rows = bytes((position * rotation + rotation // 2) % size for position in range(size))
+    inverse = [0] * size
+    for position, row in enumerate(rows):
+        inverse[row] = position
+    return rows, tuple(inverse)
+
+
+class PagePool:
+    """The "device memory": one buffer per layer and region, handed out by page.
+
+    Freed pages keep their bytes and are handed out again last-in first-out, so stale content is the rule, as on a GPU.
+    Anonymous memory: untouched pages cost nothing.
+    """
+
+    def __init__(self, layout: PageLayout, pages: int) -> None:
+        self.layout = layout
+        self.pages = pages
+        self._buffers = [
+            [bytearray(pages * layout.item_bytes(region)) for region in (KV, INDEX_K)] for _ in range(layout.layers)
+        ]
+        self._free = list(range(pages - 1, -1, -1))
+
+    @property
+    def free_pages(self) -> int:
+        """Pages not handed out."""
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` pages; raises `OutOfPagesError` and takes none when there are not enough."""
+        if count > len(self._free):
+            raise OutOfPagesError(f"{count} pages wanted, {len(self._free)} free")
+        return [self._free.pop() for _ in range(count)]
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Give pages back; their bytes stay."""
+        self._free.extend(pages)
+
+    def view(self, layer: int, region: int, page: int) -> memoryview:
+        """The bytes of one page of one layer, to be read or written in place."""
+        size = self.layout.item_bytes(region)
+        return memoryview(self._buffers[layer][region])[page * size : (page + 1) * size]
+
+    def write_item(self, layer: int, region: int, page: int, data: bytes) -> None:
+        """Store bytes at a page's address, as a remote write does: by start address, whatever their length."""
+        buffer = self._buffers[layer][region]
+        start = page * self.layout.item_bytes(region)
+        end = min(start + len(data), len(buffer))
+        buffer[start:end] = data[: end - start]
+
+
+def _planes(first: bytes, total: int, seed: bytes) -> bytes:
+    """`total` bytes whose planes (each as long as `first`) XOR to `first`; all but one plane come from `seed`."""
+    plane = len(first)
+    filler = hashlib.shake_128(seed).digest(total - plane)
+    folded = int.from_bytes(first, "big")
+    for start in range(0, len(filler), plane):
+        folded ^= int.from_bytes(filler[start : start + plane], "big")
+    return folded.to_bytes(plane, "big") + filler
+
+
+def _fold(data: memoryview, plane: int) -> bytes:
+    folded = 0
+    for start in range(0, len(data), plane):
+        folded ^= int.from_bytes(data[start : start + plane], "big")
+    return folded.to_bytes(plane, "big")
+
+
+def write_tokens(pool: PagePool, pages: Sequence[int], tokens: Sequence[int]) -> None:
+    """Compute KV and index-K of `tokens` (each below 2**64) and write them to `pages`, in order.
+
+    A last page that is not full is padded with row 0 of token id 0.
+    """
+    layout = pool.layout
+    size = layout.page_size
+    history = hashlib.blake2b(digest_size=16)
+    for number, page in enumerate(pages):
+        chunk = list(tokens[number * size : (number + 1) * size])
+        chunk += [0] * (size - len(chunk))
+        units = [token.to_bytes(8, "big") for token in chunk]
+        content = b"".join(units)
+        history.update(content)  # KV depends on everything before it
+        digest = history.digest()
+        for layer in range(layout.layers):
+            seed = digest + layer.to_bytes(2, "big")
+            rotation = (seed[0] ^ (layer * 37)) | 1
+            rows, inverse = layout.rows(rotation)
+            table = b"".join(map(units.__getitem__, inverse))
+            pool.view(layer, KV, page)[:] = _planes(table, layout.item_bytes(KV), seed + b"kv")
+            pool.view(layer, INDEX_K, page)[:] = _planes(rows, layout.item_bytes(INDEX_K), seed + b"ik")
+
+
+def read_tokens(pool: PagePool, pages: Sequence[int], count: int) -> list[int]:
+    """The `count` token ids that the bytes in `pages` say, right or wrong."""
+    layout = pool.layout
+    size = layout.page_size
+    tokens: list[int] = []
+    for page in pages:
+        wanted = min(size, count - len(tokens))
+        if wanted <= 0:
+            break
+        folded = [
+            (_fold(pool.view(layer, INDEX_K, page), size), _fold(pool.view(layer, KV, page), 8 * size))
+            for layer in range(layout.layers)
+        ]
+        for position in range(wanted):
+            index, table = folded[layout.owner(position)]
+            start = 8 * (index[position] % size)
+            tokens.append(int.from_bytes(table[start : start + 8], "big"))
+    return tokens
+
+
+def damage(data: bytearray, offset: int) -> None:
+    """Flip the lowest bit of one byte; for fault injection in tests."""
+    data[offset] ^= 1

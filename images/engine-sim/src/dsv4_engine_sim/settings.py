@@ -1,0 +1,218 @@
+"""What the simulator is told: SGLang's resolved arguments, SGLang's environment, and its own ``DSV4_SIM_*`` variables.
+
+`resolve` repeats those decisions and refusals of SGLang's argument resolution that matter for a DeepSeek-V4
+prefill/decode pair (sources: upstream ``arg_groups/*_hook.py`` and ``mem_cache/hybrid_cache/hybrid_pool_assembler.py``
+of 0.5.23; behaviour of the real resolution was observed on a CPU posing as a Blackwell platform).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+DEFAULT_RELEASE = "0.5.23"
+PAGE_SIZE = 256
+"""Tokens per page; forced for DeepSeek-V4 whatever ``--page-size`` says."""
+
+
+class RefusedError(ValueError):
+    """SGLang would refuse to start with these arguments; the text is upstream's."""
+
+
+def imitated_release(env: Mapping[str, str] = os.environ) -> str:
+    """The SGLang release to imitate: ``SGLANG_SIM_RELEASE``."""
+    return env.get("SGLANG_SIM_RELEASE") or DEFAULT_RELEASE
+
+
+@dataclass(frozen=True, slots=True)
+class SimSettings:
+    """Everything the engine needs after resolution. Times in seconds, rates in tokens per second."""
+
+    release: str
+    mode: str
+    host: str
+    port: int
+    bootstrap_port: int
+    served_model_name: str
+    model_path: str
+    tool_call_parser: str | None
+    reasoning_parser: str | None
+    enable_metrics: bool
+    enable_cache_report: bool
+    api_key: str | None
+    context_length: int
+    max_running_requests: int
+    tp_size: int
+    dp_size: int
+    load_balance_method: str
+    page_size: int
+    kv_cache_dtype: str
+    kv_layout: str
+    index_k_dtype: str
+    transfer_backend: str
+    hicache: bool
+    layers: int
+    pool_pages: int
+    host_ip: str | None
+    transfer_port: int
+    transfer_advertise: str | None
+    startup_seconds: float
+    health_seconds: float
+    drain_seconds: float
+    tokens_per_second: float
+    prefill_tokens_per_second: float
+    bootstrap_timeout: float
+    waiting_timeout: float
+    heartbeat_interval: float
+    heartbeat_max_failures: int
+    deferred_release_timeout: float
+    server_info: Mapping[str, Any]
+
+
+def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:
+    value = env.get(name)
+    return default if value in (None, "") else str(value).lower() in ("1", "true", "yes", "y", "t")
+
+
+def _number(env: Mapping[str, str], name: str, default: float, minimum: float = 0.0) -> float:
+    text = env.get(name, "")
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise RefusedError(f"{name}={text!r} is not a number") from None
+    if value < minimum:
+        raise RefusedError(f"{name}={text!r} is below {minimum}")
+    return value
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raise `RefusedError` for argument sets that the real engine refuses at or shortly after start."""
+    prefill, decode = args.disaggregation_mode == "prefill", args.disaggregation_mode == "decode"
+    if prefill and args.disaggregation_transfer_backend == "fake":
+        raise RefusedError("Prefill server does not support 'fake' as the transfer backend")
+    # Decode resolves disable_radix_cache=True unless its own radix cache is asked for, so HiCache is refused there.
+    radix_off = args.disable_radix_cache or (decode and not args.disaggregation_decode_enable_radix_cache)
+    if args.enable_hierarchical_cache and radix_off:
+        raise RefusedError(
+            "The arguments enable-hierarchical-cache and disable-radix-cache are mutually exclusive "
+            "and cannot be used at the same time. Please use only one of them."
+        )
+    if decode and args.enable_hierarchical_cache:
+        raise RefusedError("HiCache is not supported on a DeepSeek-V4 decode server")
+    if decode and args.disaggregation_decode_enable_radix_cache:
+        raise RefusedError("The decode radix cache needs the unified KV layout, which DeepSeek-V4 has only on ROCm")
+    if args.enable_hierarchical_cache and args.hicache_size > 0:
+        raise RefusedError(
+            "DeepSeek V4 HiCache currently does not support --hicache-size; use --hicache-ratio instead."
+        )
+    if args.enable_hierarchical_cache and args.hicache_mem_layout in ("page_head", "page_first_kv_split"):
+        raise RefusedError(f"DeepSeek V4 HiCache does not support the {args.hicache_mem_layout} memory layout")
+    if args.disaggregation_decode_enable_offload_kvcache and not (decode and args.hicache_storage_backend):
+        raise RefusedError(
+            "The argument disaggregation-decode-enable-offload-kvcache is only supported for decode side "
+            "with a hicache-storage-backend."
+        )
+    if args.kv_cache_dtype not in ("auto", "fp8_e4m3", "bf16", "bfloat16"):
+        raise RefusedError(f"DeepSeek-V4 does not support kv_cache_dtype={args.kv_cache_dtype}")
+    if (prefill or decode) and getattr(args, "dsv4_attn_backend", "auto") == "trtllm":
+        raise RefusedError("--dsv4-attn-backend trtllm does not support PD disaggregation yet")
+    algorithm = args.speculative_algorithm
+    if algorithm not in (None, "EAGLE", "DSPARK"):
+        raise RefusedError("Only EAGLE and DSPARK speculative algorithms are supported for DeepseekV4ForCausalLM")
+    if algorithm == "EAGLE" and args.speculative_eagle_topk != 1:
+        raise RefusedError("Only EAGLE speculative algorithm with topk == 1 is supported for DeepseekV4ForCausalLM")
+    deepseek = {"deepseekv4", "deepseekv41", "deepseek-v4", "deepseek-v41"}
+    parsers = [name for name in (args.tool_call_parser, args.reasoning_parser) if name not in (None, "auto")]
+    if any(name in deepseek for name in parsers) and not all(name in deepseek for name in parsers):
+        raise RefusedError("DeepSeek-V4 tool-call and reasoning parsers cannot be mixed with other parsers")
+
+
+def _index_k_dtype(args: argparse.Namespace, env: Mapping[str, str]) -> str:
+    """Index-K format: the gated image's variable, else the FP4 indexer flag, else FP8."""
+    wanted = env.get("DSV4_INDEX_K_DTYPE", "").lower()
+    fp4 = bool(getattr(args, "enable_deepseek_v4_fp4_indexer", False))
+    if wanted not in ("", "fp8", "bf16", "fp4"):
+        raise RefusedError(f"DSV4_INDEX_K_DTYPE={wanted!r}: expected fp8, bf16 or fp4")
+    if fp4 and wanted not in ("", "fp4"):
+        raise RefusedError(f"--enable-deepseek-v4-fp4-indexer contradicts DSV4_INDEX_K_DTYPE={wanted}")
+    return wanted or ("fp4" if fp4 else "fp8")
+
+
+def resolve(args: argparse.Namespace, env: Mapping[str, str] = os.environ) -> SimSettings:
+    """Check the arguments and fill in what SGLang would decide. Raises `RefusedError`."""
+    check_arguments(args)
+    attention_dp = int(getattr(args, "attn_dp_size", None) or 1)
+    if getattr(args, "enable_dp_attention", False) and attention_dp == 1:
+        attention_dp = int(args.dp_size)
+    index_k = _index_k_dtype(args, env)
+    mode = args.disaggregation_mode
+    # Upstream names an unnamed model after its path; the simulator says what it is instead.
+    name = args.served_model_name or f"SIMULATOR/{args.model_path}"
+    kv_dtype = {"auto": "fp8_e4m3", "bf16": "bfloat16"}.get(args.kv_cache_dtype, args.kv_cache_dtype)
+    balance = args.load_balance_method
+    if balance == "auto":
+        balance = "follow_bootstrap_room" if mode == "prefill" else "round_robin"
+    layout = "v4,c4:v4,c128:v4"
+    if _flag(env, "DSV4_SIM_INDEX_K_IN_LAYOUT", False):  # what the gated image adds to the handshake
+        layout += f",index_k:{index_k}"
+    info = {key: value for key, value in vars(args).items() if isinstance(value, (str, int, float, bool, type(None)))}
+    info |= {
+        "served_model_name": name,
+        "page_size": PAGE_SIZE,
+        "kv_cache_dtype": kv_dtype,
+        "load_balance_method": balance,
+        "attention_backend": "dsv4",
+        "disable_radix_cache": bool(args.disable_radix_cache or mode == "decode"),
+        "hicache_ratio": args.hicache_ratio or (2.0 if mode != "decode" else None),
+        "api_key": None,
+    }
+    return SimSettings(
+        release=imitated_release(env),
+        mode=mode,
+        host=args.host,
+        port=int(args.port),
+        bootstrap_port=int(args.disaggregation_bootstrap_port),
+        served_model_name=name,
+        model_path=args.model_path,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
+        enable_metrics=bool(args.enable_metrics),
+        enable_cache_report=bool(args.enable_cache_report),
+        api_key=args.api_key,
+        context_length=int(args.context_length or 131072),
+        max_running_requests=int(args.max_running_requests or 256),
+        tp_size=int(args.tp_size),
+        dp_size=attention_dp,
+        load_balance_method=balance,
+        page_size=int(_number(env, "DSV4_SIM_PAGE_SIZE", PAGE_SIZE, 4)),
+        kv_cache_dtype=kv_dtype,
+        kv_layout=layout,
+        index_k_dtype=index_k,
+        transfer_backend=args.disaggregation_transfer_backend,
+        hicache=bool(args.enable_hierarchical_cache),
+        layers=int(_number(env, "DSV4_SIM_LAYERS", 4, 1)),
+        pool_pages=int(_number(env, "DSV4_SIM_POOL_PAGES", 2048, 1)),
+        host_ip=env.get("SGLANG_HOST_IP") or env.get("HOST_IP") or None,
+        transfer_port=int(_number(env, "DSV4_SIM_TRANSFER_PORT", 0)),
+        transfer_advertise=env.get("DSV4_SIM_TRANSFER_ADVERTISE") or None,
+        startup_seconds=_number(env, "DSV4_SIM_STARTUP_SECONDS", 1.0),
+        health_seconds=_number(env, "DSV4_SIM_HEALTH_SECONDS", 1.0),
+        drain_seconds=_number(env, "DSV4_SIM_DRAIN_SECONDS", 5.0),
+        tokens_per_second=_number(env, "DSV4_SIM_TOKENS_PER_SECOND", 5000.0, 0.001),
+        prefill_tokens_per_second=_number(env, "DSV4_SIM_PREFILL_TOKENS_PER_SECOND", 200000.0, 0.001),
+        bootstrap_timeout=_number(env, "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", 300.0),
+        waiting_timeout=_number(env, "SGLANG_DISAGGREGATION_WAITING_TIMEOUT", 300.0),
+        heartbeat_interval=max(2.0, _number(env, "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL", 5.0)),
+        heartbeat_max_failures=int(_number(env, "SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE", 2, 1)),
+        deferred_release_timeout=(
+            _number(env, "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT", 30.0)
+            if _flag(env, "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", True)
+            else 0.0
+        ),
+        server_info=info,
+    )

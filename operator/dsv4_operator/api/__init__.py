@@ -1,0 +1,1 @@
+"""The API group `serving.dsv4.dev`: models, constants, and the generator of its CRD."""

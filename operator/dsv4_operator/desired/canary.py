@@ -1,0 +1,92 @@
+"""The canary: its container in every engine pod, and its settings."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dsv4_operator.api.constants import BOOTSTRAP_PORT, CANARY_PORT, CONTAINER_CANARY, ENGINE_PORT, Role
+from dsv4_operator.desired.context import DesiredContext
+
+SETTINGS_KEY = "canary.json"
+SETTINGS_MOUNT = "/etc/dsv4-canary"
+
+
+def settings_name(name: str) -> str:
+    """Name of the ConfigMap with canary settings."""
+    return f"{name}-canary"
+
+
+def build_canary_settings(ctx: DesiredContext) -> dict[str, Any]:
+    """The ConfigMap that sidecars read again when it changes: new settings restart nothing."""
+    canary = ctx.spec.canary
+    settings = {
+        "version": 1,
+        "model": ctx.spec.model.id,
+        "intervalSeconds": canary.interval_seconds,
+        "timeoutSeconds": canary.timeout_seconds,
+        "failureThreshold": canary.failure_threshold,
+        "promptTokens": canary.prompt_tokens,
+        "wedgeSeconds": canary.wedge_seconds,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": ctx.metadata(settings_name(ctx.name)),
+        "data": {SETTINGS_KEY: json.dumps(settings, indent=2) + "\n"},
+    }
+
+
+def build_canary_container(ctx: DesiredContext, role: Role) -> dict[str, Any]:
+    """The native sidecar. The pod's readiness is this container's: it knows what `/health` does not.
+
+    No startup probe: after a kubelet restart `started` can be forgotten or invented (kubernetes #142305, #141155).
+    """
+    peer_service = f"{ctx.generation_name(role.peer.value)}.{ctx.namespace}.svc.{ctx.cluster_domain}"
+    env = [
+        {"name": "DSV4_CANARY_CONFIG", "value": f"{SETTINGS_MOUNT}/{SETTINGS_KEY}"},
+        {"name": "DSV4_CANARY_ROLE", "value": role.value},
+        {"name": "DSV4_CANARY_LISTEN_PORT", "value": str(CANARY_PORT[role])},
+        {"name": "DSV4_CANARY_ENGINE_URL", "value": f"http://127.0.0.1:{ENGINE_PORT[role]}"},
+        {"name": "DSV4_CANARY_PEER_HOST", "value": peer_service},
+        {"name": "DSV4_CANARY_PEER_PORT", "value": str(ENGINE_PORT[role.peer])},
+        {"name": "DSV4_CANARY_BOOTSTRAP_PORT", "value": str(BOOTSTRAP_PORT)},
+        {"name": "DSV4_CANARY_FINGERPRINT", "value": ctx.fingerprint},
+        *(
+            {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+            for name, path in (
+                ("POD_NAME", "metadata.name"),
+                ("POD_NAMESPACE", "metadata.namespace"),
+                ("POD_UID", "metadata.uid"),
+                ("POD_IP", "status.podIP"),
+            )
+        ),
+    ]
+    port = CANARY_PORT[role]
+    return {
+        "name": CONTAINER_CANARY,
+        "image": ctx.images.canary,
+        "imagePullPolicy": ctx.spec.engine.image_pull_policy,
+        "restartPolicy": "Always",
+        "env": env,
+        "ports": [{"name": "canary", "containerPort": port, "protocol": "TCP"}],
+        "readinessProbe": {
+            "httpGet": {"path": "/readyz", "port": port},
+            "periodSeconds": 2,
+            "timeoutSeconds": 1,
+            "failureThreshold": 1,
+        },
+        "resources": {
+            "requests": {"cpu": "50m", "memory": "64Mi"},
+            "limits": {"memory": "192Mi"},
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "runAsGroup": 65532,
+        },
+        "volumeMounts": [{"name": "canary-settings", "mountPath": SETTINGS_MOUNT, "readOnly": True}],
+    }

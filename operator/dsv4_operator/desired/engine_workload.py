@@ -1,0 +1,83 @@
+"""The workload of an engine role: a Deployment for one-node engines, a LeaderWorkerSet for several nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsv4_operator.api.constants import Role
+from dsv4_operator.desired.context import DesiredContext, selector
+from dsv4_operator.desired.engine_pod import build_engine_pod_template
+
+
+def build_engine_workload(ctx: DesiredContext, role: Role) -> dict[str, Any]:
+    """The Deployment or LeaderWorkerSet of a role in the current generation."""
+    if ctx.role_spec(role).nodes > 1:
+        return _leader_worker_set(ctx, role)
+    return _deployment(ctx, role)
+
+
+def engine_replicas(ctx: DesiredContext, role: Role) -> int:
+    """Engines of the role: units times engines per unit."""
+    return ctx.spec.replicas * ctx.role_spec(role).replicas
+
+
+def rolling_update(ctx: DesiredContext, role: Role) -> dict[str, int]:
+    """maxSurge and maxUnavailable of a role in engines, from the rollout's figures in units."""
+    rollout, per_unit = ctx.spec.rollout, ctx.role_spec(role).replicas
+    return {
+        "maxSurge": rollout.max_surge * per_unit,
+        "maxUnavailable": rollout.max_unavailable * per_unit,
+    }
+
+
+def _deployment(ctx: DesiredContext, role: Role) -> dict[str, Any]:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": ctx.metadata(ctx.generation_name(role.value), role, generation=True),
+        "spec": {
+            "replicas": engine_replicas(ctx, role),
+            "selector": {"matchLabels": selector(ctx.name, role, ctx.fingerprint)},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": rolling_update(ctx, role)},
+            # The default of ten minutes would call a cold start of 45 minutes a failure.
+            "progressDeadlineSeconds": ctx.spec.rollout.progress_deadline_seconds,
+            "revisionHistoryLimit": 3,
+            "template": build_engine_pod_template(ctx, role),
+        },
+    }
+
+
+def _leader_worker_set(ctx: DesiredContext, role: Role) -> dict[str, Any]:
+    """LeaderWorkerSet v1 (kubernetes-sigs/lws api/leaderworkerset/v1); the leader alone carries canary and ports."""
+    template = build_engine_pod_template(ctx, role)
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": ctx.metadata(ctx.generation_name(role.value), role, generation=True),
+        "spec": {
+            "replicas": engine_replicas(ctx, role),
+            "startupPolicy": "LeaderCreated",
+            "rolloutStrategy": {
+                "type": "RollingUpdate",
+                "rollingUpdateConfiguration": rolling_update(ctx, role),
+            },
+            "leaderWorkerTemplate": {
+                "size": ctx.role_spec(role).nodes,
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "leaderTemplate": template,
+                "workerTemplate": _worker(template),
+            },
+        },
+    }
+
+
+def _worker(template: dict[str, Any]) -> dict[str, Any]:
+    """The leader's template without canary, probes and service labels: workers have no HTTP endpoint of their own."""
+    spec = {key: value for key, value in template["spec"].items() if key != "initContainers"}
+    probes = ("startupProbe", "livenessProbe", "readinessProbe", "ports")
+    spec["containers"] = [
+        {key: value for key, value in container.items() if key not in probes} for container in spec["containers"]
+    ]
+    spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] != "canary-settings"]
+    labels = {key: value for key, value in template["metadata"]["labels"].items() if not key.endswith("/role")}
+    return {"metadata": {**template["metadata"], "labels": labels}, "spec": spec}

@@ -1,0 +1,1 @@
+"""Pure observation: live objects and canary reports become views, conditions and status."""

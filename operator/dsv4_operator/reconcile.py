@@ -1,0 +1,437 @@
+"""One pass over one DSV4Deployment: observe, decide, apply, prune, one status write.
+
+The pass is level-triggered: it looks at what is, never at what happened. Decisions are made in policy, desired, plan
+and observe; this module fetches what they need and carries out what they say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from dsv4_operator.api.constants import (
+    ANNOTATION_WORKERS,
+    API_VERSION,
+    ENGINE_ROLES,
+    KIND,
+    LABEL_DEPLOYMENT,
+    LABEL_FINGERPRINT,
+    LABEL_MANAGED_BY,
+    LABEL_ROLE,
+    MANAGED_BY,
+    STATUS_FIELD_MANAGER,
+    Role,
+)
+from dsv4_operator.api.v1alpha1.conditions import Condition, ConditionType, Reason
+from dsv4_operator.api.v1alpha1.deployment import DSV4Deployment, InvalidSpecError, parse_deployment
+from dsv4_operator.api.v1alpha1.status import DSV4DeploymentStatus
+from dsv4_operator.desired.children import build_generation_children, build_object_children
+from dsv4_operator.desired.context import DesiredContext, workers_name
+from dsv4_operator.desired.workers import build_workers, read_removed, read_workers, workers_digest
+from dsv4_operator.engine.images import ImageDefaults, resolve_images
+from dsv4_operator.engine.releases import KNOWN_RELEASES, release_of
+from dsv4_operator.kube.errors import Forbidden, Invalid, KindNotInstalled, NotFound
+from dsv4_operator.kube.kinds import CONFIG_MAP, DSV4_DEPLOYMENT, POD
+from dsv4_operator.kube.port import JsonObject, KubeApi
+from dsv4_operator.observe.observation import Fault, Observation
+from dsv4_operator.observe.pods import PodView, view_pod
+from dsv4_operator.observe.reports import CanaryReport, read_report, unreachable
+from dsv4_operator.observe.status import build_status, generation_ready
+from dsv4_operator.observe.workloads import WorkloadView, view_workloads
+from dsv4_operator.plan.generations import GenerationPlan, plan_generations
+from dsv4_operator.plan.membership import MembershipPlan, plan_membership
+from dsv4_operator.plan.pruning import ChildKey, child_key, plan_pruning
+from dsv4_operator.plan.replacement import why_replaced
+from dsv4_operator.policy import Finding, evaluate, refusals
+from dsv4_operator.runtime.cache import ObjectCache
+from dsv4_operator.runtime.children import ChildWriter, ForeignObject
+from dsv4_operator.runtime.events import EventBatch, EventRecorder
+from dsv4_operator.runtime.http_peers import PeerClient, PeerError
+from dsv4_operator.runtime.metrics import OperatorMetrics
+from dsv4_operator.runtime.router_keys import RouterKeys
+from dsv4_operator.runtime.routers import RouterView, RouterWatch
+
+LOG = logging.getLogger(__name__)
+
+SETTLED_SECONDS = 15.0
+"""How often a quiet deployment is looked at: routers change without a Kubernetes event."""
+MOVING_SECONDS = 5.0
+"""How often a deployment is looked at while it is not Ready: canaries change without a Kubernetes event."""
+
+Key = tuple[str, str]
+"""(namespace, name)"""
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcilerConfig:
+    """What is the same for all deployments."""
+
+    images: ImageDefaults
+    operator_namespace: str | None
+    cluster_domain: str
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What one pass has in hand."""
+
+    raw: JsonObject
+    deployment: DSV4Deployment | None
+    problems: list[tuple[str, str]]
+    children: list[JsonObject]
+    pods: list[PodView]
+    workloads: dict[tuple[str, Role], WorkloadView]
+    events: EventBatch
+    findings: list[Finding] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    drift: list[str] = field(default_factory=list)
+    look_again: list[float] = field(default_factory=list)
+
+    @property
+    def uid(self) -> str:
+        return str(self.raw["metadata"]["uid"])
+
+    @property
+    def fingerprints(self) -> set[str]:
+        labels = (child["metadata"].get("labels") or {} for child in self.children)
+        return {found[LABEL_FINGERPRINT] for found in labels if LABEL_FINGERPRINT in found}
+
+
+class Reconciler:
+    """Brings deployments to what their specs say. One instance serves all; passes of one key never overlap."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        cache: ObjectCache,
+        recorder: EventRecorder,
+        metrics: OperatorMetrics,
+        peers: PeerClient,
+        config: ReconcilerConfig,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._recorder = recorder
+        self._metrics = metrics
+        self._peers = peers
+        self._config = config
+        self._clock = clock
+        self._writer = ChildWriter(api, cache)
+        self._keys = RouterKeys(api, self._now)
+        self._routers = RouterWatch(peers, self._now)
+
+    async def __call__(self, key: Key) -> float | None:
+        """One pass. Returns when to look again, in seconds; None for an object that is gone or going."""
+        namespace, name = key
+        raw = self._cache.get(DSV4_DEPLOYMENT, namespace, name)
+        if raw is None or raw["metadata"].get("deletionTimestamp"):
+            # Children follow through their owner references; nothing outside the cluster is left to clean.
+            self._metrics.drop_object(namespace, name)
+            self._keys.forget(namespace, name)
+            return None
+        this = self._gather(raw)
+        ctx = self._context(this)
+        try:
+            plan = await self._act(this, ctx)
+            status = await self._observe(this, ctx, plan)
+            await self._write_status(this, status)
+        finally:
+            await this.events.flush()
+        ready = any(c.type == ConditionType.READY and c.status == "True" for c in status.conditions)
+        settled = ready and plan is not None and plan.leaving == set() and not this.faults
+        return min([SETTLED_SECONDS if settled else MOVING_SECONDS, *this.look_again])
+
+    def forget_gone_pods(self) -> None:
+        """Drop memory of pods that no longer exist; called after a resync."""
+        self._routers.forget_all_but({pod["metadata"]["uid"] for pod in self._cache.list(POD)})
+
+    def _now(self) -> float:
+        return self._clock().timestamp()
+
+    def _gather(self, raw: JsonObject) -> _Pass:
+        metadata = raw["metadata"]
+        deployment, problems = None, []
+        try:
+            deployment = parse_deployment(raw)
+        except InvalidSpecError as error:
+            problems = error.problems
+        objects = self._cache.children_of(metadata["namespace"], metadata["name"])
+        pods = [view for obj in objects if obj["kind"] == "Pod" and (view := view_pod(obj)) is not None]
+        children = [obj for obj in objects if obj["kind"] != "Pod"]
+        return _Pass(
+            raw=raw,
+            deployment=deployment,
+            problems=problems,
+            children=children,
+            pods=sorted(pods, key=lambda pod: pod.name),
+            workloads=view_workloads(children),
+            events=self._recorder.batch(),
+        )
+
+    def _context(self, this: _Pass) -> DesiredContext | None:
+        """What the builders need; None when the spec does not parse or policy refuses it."""
+        if this.deployment is None:
+            return None
+        spec, metadata = this.deployment.spec, this.deployment.metadata
+        images = resolve_images(spec, self._config.images)
+        this.findings = evaluate(spec, images)
+        if refusals(this.findings):
+            return None
+        release = KNOWN_RELEASES[release_of(images.engine or "", spec.engine.release) or ""]
+        return DesiredContext(
+            name=metadata.name,
+            namespace=metadata.namespace,
+            uid=metadata.uid,
+            spec=spec,
+            images=images,
+            release=release,
+            operator_namespace=self._config.operator_namespace,
+            cluster_domain=self._config.cluster_domain,
+        )
+
+    # -- acting
+
+    async def _act(self, this: _Pass, ctx: DesiredContext | None) -> GenerationPlan | None:
+        """Write what must be written; returns where traffic goes. Without a valid spec only membership is kept true."""
+        if ctx is None:
+            pointed_at = _pointed_at(this)
+            await self._keep_membership(this, this.fingerprints, None)
+            if pointed_at is None:
+                return None
+            return plan_generations(pointed_at, pointed_at, this.fingerprints, {pointed_at: True})
+        ready = {
+            fp: generation_ready(fp, this.pods, this.workloads, ctx.spec.router.enabled)
+            for fp in {*this.fingerprints, ctx.fingerprint}
+        }
+        pointed_at = _pointed_at(this) if ctx.spec.router.enabled else self._whole_without_router(this, ready)
+        plan = plan_generations(ctx.fingerprint, pointed_at, this.fingerprints, ready)
+        if ctx.spec.paused:
+            return plan
+        if plan.switched:
+            message = f"generation {plan.serving} is whole and serves; {pointed_at} drains"
+            this.events.add(this.raw, "Normal", Reason.UP_TO_DATE, message, action="Switch")
+        routed: set[str] = set()
+        if ctx.spec.router.enabled:
+            await self._guard(this, self._keys.ensure(ctx))
+            routed = this.fingerprints | {ctx.fingerprint}
+        await self._keep_membership(this, routed, ctx)
+        wanted = await self._apply_children(this, ctx, plan)
+        wanted |= {("v1", "ConfigMap", workers_name(ctx.name, fp)) for fp in routed - plan.leaving}
+        await self._prune(this, ctx, plan, wanted)
+        return plan
+
+    @staticmethod
+    def _whole_without_router(this: _Pass, ready: dict[str, bool]) -> str | None:
+        """Without a Service, the whole generation that has existed longest is the one that serves."""
+        whole = [
+            (child["metadata"].get("creationTimestamp", ""), child["metadata"]["labels"][LABEL_FINGERPRINT])
+            for child in this.children
+            if child["kind"] == "Deployment" and ready.get(child["metadata"]["labels"].get(LABEL_FINGERPRINT, ""))
+        ]
+        return min(whole)[1] if whole else None
+
+    async def _apply_children(self, this: _Pass, ctx: DesiredContext, plan: GenerationPlan) -> set[ChildKey]:
+        wanted: set[ChildKey] = set()
+        for intent in [*build_object_children(ctx, plan.serving), *build_generation_children(ctx)]:
+            wanted.add(child_key(intent))
+            before = next((child for child in this.children if child_key(child) == child_key(intent)), None)
+            reason = await self._guard(this, self._writer.apply(intent, ctx.uid))
+            if reason is None:
+                continue
+            LOG.info("applied %s %s: %s", intent["kind"], intent["metadata"]["name"], reason)
+            self._tell_why(this, intent, before)
+        return wanted
+
+    @staticmethod
+    def _tell_why(this: _Pass, intent: JsonObject, before: JsonObject | None) -> None:
+        """Say which difference replaces pods of a role."""
+        if before is None or intent["kind"] != "Deployment":
+            return
+        reasons = why_replaced(before["spec"]["template"], intent["spec"]["template"])
+        if reasons:
+            role = intent["metadata"]["labels"][LABEL_ROLE]
+            message = f"replacing {role} pods: {'; '.join(reasons)}"
+            this.events.add(this.raw, "Normal", Reason.ROLLING_ROLE, message, action="Roll")
+
+    async def _guard(self, this: _Pass, write: Any) -> Any:
+        """Carry out one write; what concerns this child alone becomes a fault and does not stop the others."""
+        try:
+            return await write
+        except ForeignObject as error:
+            this.faults.append(Fault(Reason.NAME_CONFLICT, str(error)))
+        except KindNotInstalled as error:
+            this.faults.append(Fault(Reason.API_MISSING, str(error)))
+        except (Invalid, Forbidden) as error:
+            this.faults.append(Fault(Reason.APPLY_REJECTED, str(error)))
+        return None
+
+    async def _prune(self, this: _Pass, ctx: DesiredContext, plan: GenerationPlan, wanted: set[ChildKey]) -> None:
+        kept = {plan.serving} - {ctx.fingerprint}
+        with_routers = {pod.fingerprint for pod in this.pods if pod.role is Role.ROUTER} & plan.leaving
+        for obj in plan_pruning(this.children, wanted, ctx.uid, kept, with_routers):
+            if await self._writer.delete(dict(obj)):
+                LOG.info("deleted %s %s: no longer wanted", obj["kind"], obj["metadata"]["name"])
+
+    # -- membership
+
+    async def _keep_membership(self, this: _Pass, fingerprints: set[str], ctx: DesiredContext | None) -> None:
+        """Publish each generation's worker list, and compare it with what its routers believe."""
+        for fingerprint in sorted(fingerprints):
+            name, namespace = this.raw["metadata"]["name"], this.raw["metadata"]["namespace"]
+            config_map = self._cache.get(CONFIG_MAP, namespace, workers_name(name, fingerprint))
+            if config_map is None and (ctx is None or fingerprint != ctx.fingerprint):
+                continue  # a generation without a list never had a router
+            routers = [p for p in this.pods if p.role is Role.ROUTER and p.fingerprint == fingerprint]
+            views = await self._read_routers(routers, ctx)
+            current, removed = read_workers(config_map or {}), read_removed(config_map or {})
+            plan = self._plan_membership(this.pods, fingerprint, current, removed, views)
+            if plan.empties:
+                plan = self._plan_membership(await self._live_pods(this), fingerprint, current, removed, views)
+            if plan.look_again is not None:
+                this.look_again.append(plan.look_again)
+            intent = build_workers(name, namespace, this.uid, fingerprint, plan.workers, plan.removed)
+            reason = await self._guard(this, self._writer.apply(intent, this.uid))
+            if reason is not None:
+                LOG.info("workers of generation %s: %s (%s)", fingerprint, list(plan.workers), reason)
+            await self._touch(this, routers, workers_digest(plan.workers))
+            this.drift += self._routers.drift(views, plan.workers)
+
+    def _plan_membership(
+        self, pods: list[PodView], fingerprint: str, current: Any, removed: Any, views: list[RouterView]
+    ) -> MembershipPlan:
+        now = self._now()
+        mine = [pod for pod in pods if pod.fingerprint == fingerprint]
+        candidates = [candidate for pod in mine if (candidate := pod.candidate(now)) is not None]
+        readable = [view.ready for view in views if not view.error]
+        ready = frozenset.intersection(*readable) if readable else frozenset()
+        return plan_membership(current, removed, candidates, ready, now)
+
+    async def _read_routers(self, routers: list[PodView], ctx: DesiredContext | None) -> list[RouterView]:
+        if ctx is None or not ctx.spec.router.enabled or not routers:
+            return []
+        return await self._routers.read(routers, await self._keys.ensure(ctx))
+
+    async def _live_pods(self, this: _Pass) -> list[PodView]:
+        """Pods from a live read: a list is never emptied on the word of a cache."""
+        metadata = this.raw["metadata"]
+        selector = f"{LABEL_DEPLOYMENT}={metadata['name']},{LABEL_MANAGED_BY}={MANAGED_BY}"
+        listing = await self._api.list(POD, metadata["namespace"], selector)
+        return [view for pod in listing.items if (view := view_pod(pod)) is not None]
+
+    async def _touch(self, this: _Pass, routers: list[PodView], digest: str) -> None:
+        """Annotate router pods with the digest of their list: their kubelets then refresh the file at once."""
+        for pod in routers:
+            if pod.workers_digest == digest or pod.is_leaving:
+                continue
+            try:
+                namespace = this.raw["metadata"]["namespace"]
+                updated = await self._api.annotate(POD, namespace, pod.name, {ANNOTATION_WORKERS: digest})
+            except NotFound:
+                continue
+            self._cache.put(POD, updated)
+
+    # -- observing
+
+    async def _observe(
+        self, this: _Pass, ctx: DesiredContext | None, plan: GenerationPlan | None
+    ) -> DSV4DeploymentStatus:
+        metadata = this.raw["metadata"]
+        fresh = self._gather(this.raw)
+        seen = Observation(
+            name=metadata["name"],
+            namespace=metadata["namespace"],
+            generation=int(metadata.get("generation", 0)),
+            spec=this.deployment.spec if this.deployment is not None else None,
+            pods=fresh.pods,
+            workloads=fresh.workloads,
+            reports=await self._read_canaries(fresh.pods),
+            plan=plan,
+            desired=ctx.fingerprint if ctx is not None else "",
+            findings=this.findings,
+            spec_problems=this.problems,
+            faults=this.faults,
+            router_drift=this.drift,
+            cluster_domain=self._config.cluster_domain,
+        )
+        now = self._clock().strftime("%Y-%m-%dT%H:%M:%SZ")
+        return build_status(seen, _previous_conditions(this.raw), now)
+
+    async def _read_canaries(self, pods: list[PodView]) -> dict[str, CanaryReport]:
+        """Reports of engine pods that run and are not Ready: theirs say what is missing."""
+        asked = [p for p in pods if p.role in ENGINE_ROLES and p.ip and not p.ready and not p.is_leaving]
+
+        async def read(pod: PodView) -> CanaryReport:
+            try:
+                return read_report(await self._peers.read_canary_status(pod.canary_url))
+            except PeerError as error:
+                return unreachable(f"its canary does not answer: {error.reason}")
+
+        return dict(zip((p.uid for p in asked), await asyncio.gather(*map(read, asked)), strict=True))
+
+    async def _write_status(self, this: _Pass, status: DSV4DeploymentStatus) -> None:
+        metadata = this.raw["metadata"]
+        namespace, name = metadata["namespace"], metadata["name"]
+        self._metrics.set_conditions(namespace, name, [(c.type, c.status) for c in status.conditions])
+        self._metrics.set_findings(namespace, name, [(f.rule, f.action) for f in status.findings])
+        self._metrics.set_generations(namespace, name, len(status.generations))
+        self._metrics.set_router_drift(namespace, name, len(this.drift))
+        dumped = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        if this.raw.get("status") == dumped:
+            return
+        self._announce(this, status)
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": name, "namespace": namespace, "uid": metadata["uid"]},
+            "status": dumped,
+        }
+        try:
+            updated = await self._api.apply_status(body, STATUS_FIELD_MANAGER)
+        except NotFound:
+            return
+        self._cache.put(DSV4_DEPLOYMENT, updated)
+
+    def _announce(self, this: _Pass, status: DSV4DeploymentStatus) -> None:
+        """One event per condition whose status or reason changed."""
+        before = {c.type: (c.status, c.reason) for c in _previous_conditions(this.raw)}
+        for condition in status.conditions:
+            if before.get(condition.type) == (condition.status, condition.reason) or not _worth_telling(condition):
+                continue
+            warning = _is_bad(condition)
+            this.events.add(
+                this.raw, "Warning" if warning else "Normal", condition.reason, condition.message, action=condition.type
+            )
+
+
+def _worth_telling(condition: Condition) -> bool:
+    told = {ConditionType.READY, ConditionType.CONFIG_VALID, ConditionType.CANARY_PASSING, ConditionType.DEGRADED}
+    quiet = {Reason.NOT_SERVING, Reason.AS_EXPECTED, Reason.CANARY_PENDING, Reason.VALID}
+    return condition.type in told and condition.reason not in quiet
+
+
+def _is_bad(condition: Condition) -> bool:
+    return condition.status == ("True" if condition.type == ConditionType.DEGRADED else "False")
+
+
+def _previous_conditions(raw: JsonObject) -> list[Condition]:
+    try:
+        return [Condition.model_validate(c) for c in (raw.get("status") or {}).get("conditions") or []]
+    except ValidationError:
+        return []
+
+
+def _pointed_at(this: _Pass) -> str | None:
+    """Fingerprint in the selector of the stable Service."""
+    name = this.raw["metadata"]["name"]
+    for child in this.children:
+        if child["kind"] == "Service" and child["metadata"]["name"] == name:
+            fingerprint: str | None = (child["spec"].get("selector") or {}).get(LABEL_FINGERPRINT)
+            return fingerprint
+    return None

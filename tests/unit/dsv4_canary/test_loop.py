@@ -1,0 +1,214 @@
+"""The whole sidecar in one process, against scripted engines on loopback addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from dsv4_canary.loop import Canary
+from dsv4_canary.metrics import Metrics
+from dsv4_canary.model import Role
+from dsv4_canary.settings import Environment
+from dsv4_canary.watch import SettingsFile
+
+DEADLINE = 60.0
+SETTINGS = {
+    "version": 1,
+    "model": "m",
+    "intervalSeconds": 1,
+    "timeoutSeconds": 5,
+    "failureThreshold": 2,
+    "promptTokens": 50,
+}
+
+
+class Engine:
+    """Answers the echo probe, whole and streamed, damaged as the test says."""
+
+    def __init__(self) -> None:
+        self.health = 200
+        self.damage: Callable[[dict[str, Any], str], str] = lambda _body, arguments: arguments
+        self.probes = 0
+        self.health_calls = 0
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.probes += 1
+        ask = body["messages"][-1]["content"]
+        arguments = json.dumps({"token": ask.split('"')[1], "n": int(ask.split(" n ")[1].split(".")[0])})
+        function = {"name": "probe_echo", "arguments": self.damage(body, arguments)}
+        call = {"index": 0, "id": "c", "type": "function", "function": function}
+        if not body["stream"]:
+            message = {"content": "", "tool_calls": [call]}
+            return web.json_response(
+                {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}], "usage": {}}
+            )
+        chunks = (
+            {"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]},
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]},
+        )
+        text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+        return web.Response(text=text + "data: [DONE]\n\n", content_type="text/event-stream")
+
+    async def answer_health(self, _request: web.Request) -> web.Response:
+        self.health_calls += 1
+        return web.Response(status=self.health)
+
+    @asynccontextmanager
+    async def serving(self, address: str, port: int = 0) -> AsyncIterator[int]:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_get("/health", self.answer_health)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, address, port).start()
+            yield runner.addresses[0][1]
+        finally:
+            await runner.cleanup()
+
+
+@asynccontextmanager
+async def sidecar(
+    folder: Path, engine_port: int, peer_port: int, resolve: Callable[[str], Awaitable[list[str]]]
+) -> AsyncIterator[Canary]:
+    path = folder / "canary.json"
+    path.write_text(json.dumps(SETTINGS))
+    env = Environment(
+        role=Role.DECODE,
+        listen_port=1,
+        engine_url=f"http://127.0.0.1:{engine_port}",
+        peer_host="peers",
+        peer_port=peer_port,
+        bootstrap_port=8998,
+        fingerprint="f",
+        pod_name="p",
+        pod_namespace="n",
+        pod_uid="u",
+        pod_ip="127.0.0.1",
+        engine_dead=600.0,
+        config_path=str(path),
+    )
+    canary = Canary(env, SettingsFile(str(path)), Metrics("decode", "f"), resolve)
+    task = asyncio.create_task(canary.run())
+    try:
+        yield canary
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def peers(*addresses: str) -> Callable[[str], Awaitable[list[str]]]:
+    async def resolve(_host: str) -> list[str]:
+        return list(addresses)
+
+    return resolve
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(DEADLINE):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_streamed_failure_alone_takes_readiness(tmp_path: Path) -> None:
+    own, peer = Engine(), Engine()
+    async with (
+        own.serving("127.0.0.1") as a,
+        peer.serving("127.0.0.2") as b,
+        sidecar(tmp_path, a, b, peers("127.0.0.2")) as canary,
+    ):
+        await until(lambda: canary.verdict.ready)
+        own.damage = lambda body, arguments: arguments[:-3] if body["stream"] else arguments
+        await until(lambda: not canary.verdict.ready)
+        assert "127.0.0.2" in canary.verdict.message
+        assert "(S11)" in canary.verdict.message
+        assert canary.status()["peers"] == [
+            {
+                "address": "127.0.0.2",
+                "outcome": "Fail",
+                "lastProbeTime": canary.status()["history"][-1]["time"],  # type: ignore[index]
+                "signatures": ["S11"],
+            }
+        ]
+        own.damage = lambda _body, arguments: arguments
+        await until(lambda: canary.verdict.ready)
+
+
+async def test_one_bad_peer_among_two_does_not_take_readiness(tmp_path: Path) -> None:
+    own, good, bad = Engine(), Engine(), Engine()
+    async with own.serving("127.0.0.1") as a, good.serving("127.0.0.2") as b, bad.serving("127.0.0.3", b):
+        # The answer is this decode's; it is wrong when the bytes come from the bad prefill.
+        own.damage = lambda body, text: "{}" if body["bootstrap_host"] == "127.0.0.3" else text
+        async with sidecar(tmp_path, a, b, peers("127.0.0.2", "127.0.0.3")) as canary:
+            await until(lambda: canary.verdict.ready)
+            seen = bad.probes
+            await until(lambda: bad.probes >= seen + 3)
+            assert canary.verdict.ready
+            outcomes = {peer["address"]: peer["outcome"] for peer in canary.status()["peers"]}  # type: ignore[attr-defined]
+            assert outcomes == {"127.0.0.2": "Pass", "127.0.0.3": "Fail"}
+
+
+async def test_failing_lookup_keeps_known_peers_and_none_is_no_peer(tmp_path: Path) -> None:
+    own, peer = Engine(), Engine()
+    answers: dict[str, Any] = {"result": []}
+
+    async def resolve(_host: str) -> list[str]:
+        if isinstance(answers["result"], OSError):
+            raise answers["result"]
+        return list(answers["result"])
+
+    async with (
+        own.serving("127.0.0.1") as a,
+        peer.serving("127.0.0.2") as b,
+        sidecar(tmp_path, a, b, resolve) as canary,
+    ):
+        await until(lambda: canary.verdict.reason == "NoPeer")
+        answers["result"] = ["127.0.0.2"]
+        await until(lambda: canary.verdict.ready)
+        answers["result"] = OSError("name server down")
+        seen = peer.probes
+        await until(lambda: peer.probes >= seen + 2)
+        assert canary.verdict.ready
+        answers["result"] = []
+        await until(lambda: not canary.verdict.ready)
+        assert canary.verdict.reason == "NoPeer"
+        assert canary.status()["peers"] == []
+        assert b"peer_result{" not in canary.metrics.render()
+
+
+async def test_busy_engine_keeps_readiness_while_probes_pass(tmp_path: Path) -> None:
+    own, peer = Engine(), Engine()
+    async with (
+        own.serving("127.0.0.1") as a,
+        peer.serving("127.0.0.2") as b,
+        sidecar(tmp_path, a, b, peers("127.0.0.2")) as canary,
+    ):
+        await until(lambda: canary.verdict.ready)
+        own.health = 503
+        await until(lambda: canary.status()["engine"] == {"healthy": False})
+        seen = own.probes
+        await until(lambda: own.probes >= seen + 2)
+        assert canary.verdict.ready
+
+
+async def test_unfinished_start_of_the_engine_gets_no_probe(tmp_path: Path) -> None:
+    own, peer = Engine(), Engine()
+    own.health = 503
+    async with (
+        own.serving("127.0.0.1") as a,
+        peer.serving("127.0.0.2") as b,
+        sidecar(tmp_path, a, b, peers("127.0.0.2")) as canary,
+    ):
+        await until(lambda: own.health_calls >= 3)
+        assert canary.verdict.reason == "EngineLoading"
+        assert own.probes == peer.probes == 0
+        own.health = 200
+        await until(lambda: canary.verdict.ready)
