@@ -20,11 +20,11 @@ venv: $(VENV)/.ready ## Make the Python environment from the lock file
 
 .PHONY: demo
 demo: $(VENV)/.ready ## Start a cluster, install the operator, serve, toggle, look at the canaries
-	@$(PY) hack/demo.py up
+	@$(PY) hack/demo up
 
 .PHONY: demo-down
 demo-down: $(VENV)/.ready ## Remove everything that make demo made
-	@$(PY) hack/demo.py down
+	@$(PY) hack/demo down
 
 .PHONY: check
 check: lint unit ## Lint, types, layers, generated files, unit and golden tests (under two minutes)
@@ -59,7 +59,7 @@ lock: $(VENV)/.ready ## Renew the lock file
 
 .PHONY: images
 images: $(VENV)/.ready prerequisites ## Build all images with buildah
-	@PYTHONPATH=tests/cluster $(PY) hack/images.py
+	@$(CLUSTER) images
 
 .PHONY: cluster-up
 cluster-up: $(VENV)/.ready prerequisites ## Start the embedded cluster with a real node, name dev

@@ -15,8 +15,9 @@ import kubernetes.aio.config
 import dsv4_operator.operator
 
 assert dsv4_operator.operator  # imported for what it loads
-site = Path(kubernetes.__file__).parents[1]
-loaded = {Path(module.__file__).resolve() for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
+site = Path(str(kubernetes.__file__)).parents[1]
+files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+loaded = {Path(file).resolve() for file in files if file}
 
 for package in ("kubernetes/client", "kubernetes/aio/client"):
     for folder in ("models", "api"):

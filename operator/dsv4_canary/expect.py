@@ -24,12 +24,10 @@ class Expectation:
     tool_choice: str = "auto"
     nonces: tuple[str, ...] = ()
     prompt: str = ""
-    tools: tuple[str, ...] = ()
-    """Names of all offered tools; the expected one is always among them."""
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> Expectation:
-        """Read the JSON form: mode, tool, arguments, toolChoice, nonces, prompt, tools.
+        """Read the JSON form: mode, tool, arguments, toolChoice, nonces, prompt.
 
         Raises ValueError with one line that names the field.
         """
@@ -44,18 +42,14 @@ class Expectation:
             raise ValueError(  # noqa: TRY004 - one error type for a bad file
                 f"arguments = {arguments!r}: must be an object of the expected values"
             )
-        texts = {}
-        for name in ("nonces", "tools"):
-            value = raw.get(name) or []
-            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-                raise ValueError(f"{name} = {value!r}: must be a list of strings")
-            texts[name] = tuple(value)
+        nonces = raw.get("nonces") or []
+        if not isinstance(nonces, list) or not all(isinstance(item, str) for item in nonces):
+            raise ValueError(f"nonces = {nonces!r}: must be a list of strings")
         return Expectation(
             mode=mode,
             tool=tool,
             arguments=dict(arguments),
             tool_choice=str(raw.get("toolChoice", "auto")),
-            nonces=texts["nonces"],
+            nonces=tuple(nonces),
             prompt=str(raw.get("prompt") or ""),
-            tools=texts["tools"],
         )

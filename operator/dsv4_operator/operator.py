@@ -67,6 +67,11 @@ class Operator:
         self._health.stop()
         self._stop.set()
 
+    def take_signals(self) -> None:
+        """Have SIGTERM and SIGINT stop this replica cleanly."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
+
     async def run(self) -> None:
         """Serve until `stop`."""
         settings = self._settings
@@ -124,29 +129,26 @@ class Operator:
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(_login(self._settings))
         register_handlers(registry, self._cache, self._queue, self._kinds)
-        watching = asyncio.Event()
-        tasks = {
-            asyncio.create_task(self._watch(registry, watching), name="watch"),
+        handle = _logged(reconciler)
+        watching = asyncio.create_task(self._watch(registry), name="watch")
+        working = {
+            asyncio.create_task(self._queue.run(handle, self._settings.workers, DRAIN_SECONDS), name="queue"),
             asyncio.create_task(self._resync_for_ever(api, reconciler), name="resync"),
-            asyncio.create_task(
-                self._queue.run(_logged(reconciler), self._settings.workers, DRAIN_SECONDS), name="queue"
-            ),
             asyncio.create_task(self._stop.wait(), name="stop"),
             asyncio.create_task(lost.wait(), name="lease"),
         }
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({watching, *working}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # a watcher that died takes the process down: better restarted than deaf
                 if task.get_name() == "lease":
                     raise LeadershipLost
                 LOG.info("stopping (%s)", task.get_name())
         finally:
+            # Our own work first: when kopf ends it cancels every task that was made after its start.
             await self._queue.stop(DRAIN_SECONDS)
-            watching.set()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _cancel(working)
+            await _cancel({watching})
             await peers.close()
 
     def _reconciler(self, api: KubeApi, peers: PeerClient) -> Reconciler:
@@ -164,15 +166,19 @@ class Operator:
             ),
         )
 
-    async def _watch(self, registry: kopf.OperatorRegistry, stop: asyncio.Event) -> None:
-        await kopf.operator(
+    async def _watch(self, registry: kopf.OperatorRegistry) -> None:
+        """Kopf's watches, until cancelled."""
+        others = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
             registry=registry,
             settings=kopf_settings(self._kinds),
             standalone=True,
             clusterwide=not self._settings.namespaces,
             namespaces=self._settings.namespaces,
-            stop_flag=stop,
         )
+        # Kopf has just taken the signals; they are ours, since work must end before the watches do.
+        self.take_signals()
+        await kopf.run_tasks(tasks, ignored=others)
 
     # -- resync: what watches missed (kopf sends no DELETED for what vanished behind a 410)
 
@@ -261,10 +267,14 @@ def _login(settings: OperatorSettings) -> Any:
     return login
 
 
+async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def run_until_signalled(settings: OperatorSettings) -> None:
     """Run one replica; SIGTERM and SIGINT stop it cleanly, releasing the lease."""
     operator = Operator(settings)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, operator.stop)
+    operator.take_signals()
     await operator.run()

@@ -190,14 +190,18 @@ async def test_errors_about_a_secret_do_not_quote_it(api: KubeClient) -> None:
 
 
 @pytest.fixture(scope="module")
-async def many(cluster: LocalCluster) -> int:
+def many(cluster: LocalCluster) -> int:
     """More ConfigMaps than fit into two chunks, all with a label."""
     count = 2 * CHUNK + 50
-    async with await KubeClient.connect(user_agent="test-setup", kubeconfig=str(cluster.kubeconfig)) as client:
-        for start in range(0, count, 50):
-            await asyncio.gather(
-                *(client.create(config_map(f"many-{n:04}", labels={"many": "yes"})) for n in range(start, start + 50))
-            )
+
+    async def create() -> None:
+        connecting = KubeClient.connect(user_agent="test-setup", kubeconfig=str(cluster.kubeconfig))
+        async with await connecting as client:
+            for start in range(0, count, 50):
+                names = [f"many-{n:04}" for n in range(start, start + 50)]
+                await asyncio.gather(*(client.create(config_map(name, labels={"many": "yes"})) for name in names))
+
+    asyncio.run(create())
     return count
 
 
@@ -258,7 +262,9 @@ async def test_forbidden_names_who_and_what(cluster: LocalCluster) -> None:
             await client.list(k.DEPLOYMENT)
 
 
-async def test_credentials_are_read_again_after_401(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_credentials_are_read_again_after_401(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     good = yaml.safe_load(cluster.kubeconfig.read_text())
     token = good["users"][0]["user"]["token"]
     good["users"][0]["user"] = {"tokenFile": str(tmp_path / "token")}
@@ -271,9 +277,17 @@ async def test_credentials_are_read_again_after_401(cluster: LocalCluster, tmp_p
         with pytest.raises(errors.Unauthorized):
             await client.get(k.CONFIG_MAP, NAMESPACE, "x")
         (tmp_path / "token").write_text(token)
+        loads, load = [], client._load
+
+        async def counted(configuration: Any) -> None:
+            loads.append(1)
+            await load(configuration)
+
+        monkeypatch.setattr(client, "_load", counted)
         many = [client.get(k.CONFIG_MAP, NAMESPACE, "absent") for _ in range(5)]
         assert await asyncio.gather(*many) == [None] * 5
         assert {code for _, _, code in calls.seen} == {"401", "404"}
+        assert loads == [1], "calls that fail together read the credentials once"
         before = len(calls.seen)
         await client.get(k.CONFIG_MAP, NAMESPACE, "absent")
         assert len(calls.seen) == before + 1, "the new token stays in use"
@@ -322,7 +336,8 @@ async def test_server_that_does_not_answer_times_out(cluster: LocalCluster, tmp_
             user_agent=AGENT, kubeconfig=str(tmp_path / "config"), request_timeout=0.2, observer=calls
         ) as client,
     ):
-        with pytest.raises(errors.ApiUnavailable) as caught:
-            await client.list(k.POD)
+        async with asyncio.timeout(10):
+            with pytest.raises(errors.ApiUnavailable) as caught:
+                await client.list(k.POD)
     assert caught.value.reason == "Timeout"
     assert calls.seen == [("list", "Pod", "timeout")]

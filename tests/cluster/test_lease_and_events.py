@@ -105,6 +105,13 @@ async def test_one_leads_and_release_hands_over_at_once(candidates: Candidates) 
     assert not first.lost.is_set(), "a release is no loss"
 
 
+async def test_released_lease_has_no_holder(candidates: Candidates) -> None:
+    lease = candidates.new("me", duration=3600)
+    await soon(lease.acquire())
+    await lease.release()
+    assert await candidates.holder() == ""
+
+
 async def test_renewal_goes_on(candidates: Candidates) -> None:
     lease = candidates.new("me")
     await soon(lease.acquire())

@@ -108,14 +108,14 @@ def test_a_cluster_address_leads_to_a_pod_from_pods_from_itself_and_from_the_hos
 ) -> None:
     helpers.create_pod(node, namespace, helpers.serving_pod("web"))
     helpers.create_pod(node, namespace, helpers.sleeping_pod("client"))
-    made = node.api.create(f"/api/v1/namespaces/{namespace}/services", _service("web", selector={"app": "web"}))
+    made = node.api.create(f"/api/v1/namespaces/{namespace}/services", _service("front", selector={"app": "web"}))
     pod = helpers.wait_ready(node, namespace, "web")
     helpers.wait_ready(node, namespace, "client")
     assert _fetch(f"http://{pod['status']['podIP']}:8000/hostname") == "web"
     address = made["spec"]["clusterIP"]
     wait_for("kube-proxy", lambda: _fetch(f"http://{address}/hostname") == "web", 20)
-    assert helpers.python_in_pod(node, namespace, "client", _FETCH % "http://web/hostname") == "web"
-    assert helpers.python_in_pod(node, namespace, "web", _FETCH % "http://web/hostname") == "web"
+    assert helpers.python_in_pod(node, namespace, "client", _FETCH % "http://front/hostname") == "web"
+    assert helpers.python_in_pod(node, namespace, "web", _FETCH % "http://front/hostname") == "web"
 
 
 def test_a_pod_calls_the_api_with_its_service_account(node: LocalCluster, namespace: str) -> None:
@@ -212,9 +212,9 @@ def test_two_nodes_side_by_side_share_nothing(
         addresses = {}
         for cluster, space in ((node, namespace), (twin, there)):
             helpers.create_pod(cluster, space, helpers.serving_pod("web"))
-            cluster.api.create(f"/api/v1/namespaces/{space}/services", _service("web", selector={"app": "web"}))
+            cluster.api.create(f"/api/v1/namespaces/{space}/services", _service("front", selector={"app": "web"}))
             addresses[cluster.name] = helpers.wait_ready(cluster, space, "web")["status"]["podIP"]
-            assert helpers.python_in_pod(cluster, space, "web", _RESOLVE % "web") != []
+            assert helpers.python_in_pod(cluster, space, "web", _RESOLVE % "front") != []
         assert len(set(addresses.values())) == 2
         for address in addresses.values():
             assert _fetch(f"http://{address}:8000/hostname") == "web"
@@ -225,4 +225,4 @@ def test_two_nodes_side_by_side_share_nothing(
         assert twin.state.network.pod_cidr in routes
     # The twin's end takes nothing of the other.
     assert _fetch(f"http://{addresses[node.name]}:8000/hostname") == "web"
-    assert helpers.python_in_pod(node, namespace, "web", _FETCH % "http://web/hostname") == "web"
+    assert helpers.python_in_pod(node, namespace, "web", _FETCH % "http://front/hostname") == "web"

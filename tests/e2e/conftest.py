@@ -39,7 +39,7 @@ def api_cluster(control_plane: LocalCluster) -> LocalCluster:
 def serving_cluster(node_cluster: LocalCluster) -> LocalCluster:
     """A real node with our CRD and all our images."""
     for name in ("engine-sim", "canary", "router"):
-        images.load(node_cluster, images.product(name))
+        images.load(node_cluster, images.PRODUCT_IMAGES[name].build())
     return install_crd(node_cluster)
 
 

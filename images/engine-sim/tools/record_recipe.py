@@ -98,7 +98,18 @@ def damaged(rng: random.Random) -> str:
     parameter = f'<{MARK}parameter name="k" string="true">v\n"w</{MARK}parameter>\n'
     block = f'<{MARK}tool_calls>\n<{MARK}invoke name="x">\n'
     fragments = [GOOD, block, parameter, parameter.replace("true", "false"), close, "abc\n\n", "</think>", MARK]
-    fragments += ["<", "</", "\n", f"</{MARK}tool_calls>", f"</{MARK} calls>", ' true">', 'invoke name="', '"', "é", ">"]
+    fragments += [
+        "<",
+        "</",
+        "\n",
+        f"</{MARK}tool_calls>",
+        f"</{MARK} calls>",
+        ' true">',
+        'invoke name="',
+        '"',
+        "é",
+        ">",
+    ]
     if rng.random() < 0.4:
         return "".join(rng.choice(fragments) for _ in range(rng.randint(1, 7)))
     text = GOOD if rng.random() < 0.6 else block + parameter + close + f'<{MARK}invoke name="y">\n' + parameter + close
@@ -153,9 +164,9 @@ def body(rng: random.Random) -> dict[str, Any]:
 def main(path: str) -> None:
     """Write the recordings."""
     rng = random.Random(23)
-    prompts = [{"body": item, "prompt": render(item)} for item in (body(rng) for _ in range(60))]
+    prompts = [{"body": item, "prompt": render(item)} for item in (body(rng) for _ in range(30))]
     outputs = []
-    for text in [GOOD, *(damaged(rng) for _ in range(300))]:
+    for text in [GOOD, *(damaged(rng) for _ in range(200))]:
         thinking, tools = rng.random() < 0.3, rng.random() < 0.9
         outputs.append({"text": text, "thinking": thinking, "tools": tools, **parse(text, thinking, tools)})
     data = {"package": f"deepseek-recipe {recipe.__version__}", "prompts": prompts, "outputs": outputs}

@@ -52,6 +52,8 @@ def build_canary_container(ctx: DesiredContext, role: Role) -> dict[str, Any]:
         {"name": "DSV4_CANARY_PEER_PORT", "value": str(ENGINE_PORT[role.peer])},
         {"name": "DSV4_CANARY_BOOTSTRAP_PORT", "value": str(BOOTSTRAP_PORT)},
         {"name": "DSV4_CANARY_FINGERPRINT", "value": ctx.fingerprint},
+        # A crashed engine that loads again refuses connections as a dead one does: give it its cold start.
+        {"name": "DSV4_CANARY_ENGINE_DEAD_SECONDS", "value": str(ctx.spec.rollout.progress_deadline_seconds)},
         *(
             {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
             for name, path in (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from typing import Any, Final
 
 from dsv4_operator.api.constants import (
@@ -19,6 +21,7 @@ from dsv4_operator.engine.command import MODEL_MOUNT, EnvEntry, render_command
 
 USER_ID: Final = 65532
 CACHE_MOUNT: Final = "/cache"
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 STARTUP_PERIOD_SECONDS: Final = 5
 PRESTOP_SECONDS: Final = 8
 """The pod leaves the workers file at once and smg drains five seconds; requests that still arrive are accepted."""
@@ -35,11 +38,16 @@ _COMPUTE_CAPABILITY: Final = {
 
 def build_engine_pod_template(ctx: DesiredContext, role: Role) -> dict[str, Any]:
     """The pod template of an engine role, with the user's overlay."""
-    template = {
-        "metadata": {"labels": labels(ctx.name, role, ctx.fingerprint)},
-        "spec": _pod_spec(ctx, role),
-    }
-    return apply_overlay(template, ctx.role_spec(role).pod_template)
+    template = apply_overlay(
+        {
+            "metadata": {"labels": labels(ctx.name, role, ctx.fingerprint)},
+            "spec": _pod_spec(ctx, role),
+        },
+        ctx.role_spec(role).pod_template,
+    )
+    # Last, since node selector terms are or-ed: one more of them must not open nodes without the accelerator.
+    template["spec"]["affinity"] = _on_accelerator(ctx, template["spec"].get("affinity"))
+    return template
 
 
 def _pod_spec(ctx: DesiredContext, role: Role) -> dict[str, Any]:
@@ -50,7 +58,6 @@ def _pod_spec(ctx: DesiredContext, role: Role) -> dict[str, Any]:
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": PRESTOP_SECONDS + ctx.spec.rollout.drain_seconds + GRACE_MARGIN_SECONDS,
         "securityContext": _pod_security(ctx),
-        "affinity": _affinity(ctx, role),
         "containers": [_engine_container(ctx, role)],
         "volumes": _volumes(ctx, role),
     }
@@ -61,6 +68,8 @@ def _pod_spec(ctx: DesiredContext, role: Role) -> dict[str, Any]:
         spec["dnsPolicy"] = "ClusterFirstWithHostNet"
     if network.host_ipc:
         spec["hostIPC"] = True
+    if role_spec.affinity:
+        spec["affinity"] = copy.deepcopy(role_spec.affinity)
     if role_spec.node_selector:
         spec["nodeSelector"] = dict(role_spec.node_selector)
     if role_spec.priority_class_name:
@@ -92,23 +101,34 @@ def _pod_security(ctx: DesiredContext) -> dict[str, Any]:
     }
 
 
-def _affinity(ctx: DesiredContext, role: Role) -> dict[str, Any]:
-    """The accelerator's node affinity, and-ed into every term of the user's own."""
+def _on_accelerator(ctx: DesiredContext, affinity: Any) -> dict[str, Any]:
+    """The accelerator's node affinity, and-ed into every term of the user's own.
+
+    Parts of a wrong type count as absent: the API server never sees them, and nothing of ours depends on them.
+    """
     majors, minor = _COMPUTE_CAPABILITY[ctx.spec.accelerator.architecture]
     expressions: list[dict[str, Any]] = [
         {"key": "nvidia.com/gpu.compute.major", "operator": "In", "values": list(majors)}
     ]
     if minor is not None:
         expressions.append({"key": "nvidia.com/gpu.compute.minor", "operator": "In", "values": [minor]})
-    affinity = dict(ctx.role_spec(role).affinity or {})
-    node = dict(affinity.get("nodeAffinity") or {})
-    required = dict(node.get("requiredDuringSchedulingIgnoredDuringExecution") or {})
-    terms = required.get("nodeSelectorTerms") or [{}]
+    result = _mapping(affinity)
+    node = _mapping(result.get("nodeAffinity"))
+    required = _mapping(node.get(_REQUIRED))
+    terms = [_mapping(term) for term in _sequence(required.get("nodeSelectorTerms"))] or [{}]
     required["nodeSelectorTerms"] = [
-        {**term, "matchExpressions": [*term.get("matchExpressions", []), *expressions]} for term in terms
+        {**term, "matchExpressions": [*_sequence(term.get("matchExpressions")), *expressions]} for term in terms
     ]
-    node["requiredDuringSchedulingIgnoredDuringExecution"] = required
-    return {**affinity, "nodeAffinity": node}
+    node[_REQUIRED] = required
+    return {**result, "nodeAffinity": node}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return {key: item for key, item in value.items() if item is not None} if isinstance(value, Mapping) else {}
+
+
+def _sequence(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _engine_container(ctx: DesiredContext, role: Role) -> dict[str, Any]:
@@ -125,7 +145,7 @@ def _engine_container(ctx: DesiredContext, role: Role) -> dict[str, Any]:
         "imagePullPolicy": ctx.spec.engine.image_pull_policy,
         "command": command.argv[:3],
         "args": command.argv[3:],
-        "env": [*(_env(entry) for entry in command.env), {"name": "HOME", "value": CACHE_MOUNT}],
+        "env": _environment(command.env),
         "ports": ports,
         "startupProbe": {
             # In PD /health proves one forward, never a transfer; it takes one to twenty seconds to answer.
@@ -166,6 +186,12 @@ def _engine_container(ctx: DesiredContext, role: Role) -> dict[str, Any]:
             "failureThreshold": 3,
         }
     return container
+
+
+def _environment(entries: list[EnvEntry]) -> list[dict[str, Any]]:
+    """The command's variables, and a home that can be written to unless the user named one."""
+    home = [] if any(entry.name == "HOME" for entry in entries) else [{"name": "HOME", "value": CACHE_MOUNT}]
+    return [*(_env(entry) for entry in entries), *home]
 
 
 def _env(entry: EnvEntry) -> dict[str, Any]:

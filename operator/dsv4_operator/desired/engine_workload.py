@@ -78,6 +78,6 @@ def _worker(template: dict[str, Any]) -> dict[str, Any]:
     spec["containers"] = [
         {key: value for key, value in container.items() if key not in probes} for container in spec["containers"]
     ]
-    spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] != "canary-settings"]
+    spec["volumes"] = [volume for volume in spec["volumes"] if volume.get("name") != "canary-settings"]
     labels = {key: value for key, value in template["metadata"]["labels"].items() if not key.endswith("/role")}
     return {"metadata": {**template["metadata"], "labels": labels}, "spec": spec}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from dsv4_operator.api.constants import (
     CANARY_PORT,
@@ -16,6 +16,8 @@ from dsv4_operator.api.constants import (
 )
 from dsv4_operator.desired.context import DesiredContext
 
+_NO_ROUTER: Final = {"key": LABEL_ROLE, "operator": "NotIn", "values": [Role.ROUTER.value]}
+
 
 def build_engine_network_policy(ctx: DesiredContext) -> dict[str, Any]:
     """Who may reach engine pods.
@@ -23,9 +25,12 @@ def build_engine_network_policy(ctx: DesiredContext) -> dict[str, Any]:
     Engines of one deployment reach each other on every TCP port: each prefill rank listens on a random one, and a
     decode posts to the prefill's API port. Routers reach the engine's API; scrapers and the
     operator reach the API (its /metrics) and the canary. Nobody else does: the engine's API knows no keys.
+
+    Engine pods are all that are no routers: pods of an engine's further nodes carry no role.
     """
     own = {LABEL_DEPLOYMENT: ctx.name}
-    engines = {"podSelector": {"matchLabels": own, "matchExpressions": [_role_in(*ENGINE_ROLES)]}}
+    engine_pods = {"matchLabels": own, "matchExpressions": [_NO_ROUTER]}
+    engines = {"podSelector": engine_pods}
     routers = {"podSelector": {"matchLabels": {**own, LABEL_ROLE: Role.ROUTER.value}}}
     canaries = [{"port": CANARY_PORT[role], "protocol": "TCP"} for role in ENGINE_ROLES]
     apis = [{"port": ENGINE_PORT[role], "protocol": "TCP"} for role in ENGINE_ROLES]
@@ -34,7 +39,7 @@ def build_engine_network_policy(ctx: DesiredContext) -> dict[str, Any]:
         "kind": "NetworkPolicy",
         "metadata": ctx.metadata(f"{ctx.name}-engine"),
         "spec": {
-            "podSelector": {"matchLabels": own, "matchExpressions": [_role_in(*ENGINE_ROLES)]},
+            "podSelector": engine_pods,
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"from": [engines]},
@@ -76,7 +81,3 @@ def _scrapers(ctx: DesiredContext) -> list[dict[str, Any]]:
             }
         )
     return peers
-
-
-def _role_in(*roles: Role) -> dict[str, Any]:
-    return {"key": LABEL_ROLE, "operator": "In", "values": [role.value for role in roles]}

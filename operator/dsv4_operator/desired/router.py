@@ -23,7 +23,7 @@ _POLICY: Final = {"CacheAware": "cache_aware", "PowerOfTwo": "power_of_two", "Ra
 
 
 def build_router_deployment(ctx: DesiredContext) -> dict[str, Any]:
-    """The router Deployment. A restarted router finds its workers in the file, without operator or Kubernetes rights."""
+    """The router Deployment. A restarted router finds its workers in the file, with no operator and no rights."""
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",

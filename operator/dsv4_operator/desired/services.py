@@ -31,7 +31,7 @@ def build_headless_service(ctx: DesiredContext, role: Role) -> dict[str, Any]:
 
 
 def build_stable_service(ctx: DesiredContext, serving_fingerprint: str) -> dict[str, Any]:
-    """The Service that users call. It points at the routers of the generation that serves, which may not be the newest."""
+    """The Service that users call. It points at the routers of the generation that serves, perhaps not the newest."""
     service = ctx.spec.router.service
     metadata = ctx.metadata(ctx.name)
     if service.annotations:

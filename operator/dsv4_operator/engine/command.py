@@ -16,11 +16,15 @@ from dsv4_operator.api.v1alpha1.engine import (
     IndexKDtype,
     SecretKeyRef,
     SpeculativeAlgorithm,
+    SpeculativeSpec,
 )
 from dsv4_operator.api.v1alpha1.roles import NetworkSpec, RoleSpec
 from dsv4_operator.api.v1alpha1.spec import DSV4DeploymentSpec, OverlapSchedule
 from dsv4_operator.engine.parallelism import tensor_size
 from dsv4_operator.engine.releases import Release
+
+EAGLE_DEFAULTS: Final = {"num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4}
+"""What unset numbers of EAGLE mean: SGLang's automatic choice picks another top-k and asserts for V4."""
 
 MODEL_MOUNT: Final = "/model"
 """Where weights from a volume appear in the engine container."""
@@ -157,14 +161,21 @@ def _speculation(spec: DSV4DeploymentSpec) -> Iterator[str]:
         return
     yield from ("--speculative-algorithm", speculative.algorithm.value)
     if speculative.algorithm is SpeculativeAlgorithm.EAGLE:
-        # Explicit numbers: the automatic choice picks another top-k and asserts for V4.
-        yield from ("--speculative-num-steps", str(speculative.num_steps or 3))
-        yield from ("--speculative-eagle-topk", str(speculative.eagle_topk or 1))
-        yield from ("--speculative-num-draft-tokens", str(speculative.num_draft_tokens or 4))
+        numbers = eagle_numbers(speculative)
+        yield from ("--speculative-num-steps", str(numbers["num_steps"]))
+        yield from ("--speculative-eagle-topk", str(numbers["eagle_topk"]))
+        yield from ("--speculative-num-draft-tokens", str(numbers["num_draft_tokens"]))
     if speculative.draft_model_path is not None:
         yield from ("--speculative-draft-model-path", speculative.draft_model_path)
     if speculative.dspark_block_size is not None:
         yield from ("--speculative-dspark-block-size", str(speculative.dspark_block_size))
+
+
+def eagle_numbers(speculative: SpeculativeSpec) -> dict[str, int]:
+    """The numbers of EAGLE that apply, also where fields are unset; none without EAGLE."""
+    if speculative.algorithm is not SpeculativeAlgorithm.EAGLE:
+        return {}
+    return {name: getattr(speculative, name) or default for name, default in EAGLE_DEFAULTS.items()}
 
 
 def _prefill_only(spec: DSV4DeploymentSpec) -> Iterator[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from dsv4_operator.api.v1alpha1.roles import RoleSpec
 from dsv4_operator.api.v1alpha1.spec import DSV4DeploymentSpec
+from dsv4_operator.engine.command import eagle_numbers
 from dsv4_operator.engine.parallelism import tensor_size
 from dsv4_operator.engine.releases import Release
 
@@ -33,7 +34,9 @@ def fingerprint_inputs(spec: DSV4DeploymentSpec, release: Release, image: str) -
             mode="json", exclude={"hugging_face": {"token_secret_ref", "cache"}}
         ),
         "spec.indexK.dtype": spec.index_k.dtype.value,
-        "spec.engine.speculative": spec.engine.speculative.model_dump(mode="json"),
+        # With the numbers that apply: writing down a default is no change.
+        "spec.engine.speculative": spec.engine.speculative.model_dump(mode="json", by_alias=False)
+        | eagle_numbers(spec.engine.speculative),
         "spec.engine.contextLength": spec.engine.context_length,
         "spec.engine.extraArgs": spec.engine.extra_args,
         "spec.engine.env": [variable.model_dump(mode="json") for variable in spec.engine.env],

@@ -29,8 +29,12 @@ DEFAULT_RELEASE: Final = Release((0, 5, 23), ready_endpoint="/ready")
 
 KNOWN_RELEASES: Final[dict[str, Release]] = {str(release): release for release in (DEFAULT_RELEASE,)}
 
-_TAG_RELEASE = re.compile(r"(?:^|[^0-9.])v?(\d+\.\d+\.\d+)(?:[^0-9.]|\.post|$)")
+_TAG_RELEASE = re.compile(r"(?<![0-9.])(\d+\.\d+\.\d+)(?![0-9]|\.[0-9]|\.?dev|-?rc|[ab][0-9])")
+"""A release in a tag: 0.5.23, v0.5.23-cu130, 0.5.23.post1; not 0.5.23rc1 or 0.5.23.dev4, whose content differs."""
+_POST = re.compile(r"\.post\d+$")
 _MOVING_TAGS: Final = frozenset({"latest", "dev", "main", "nightly", "edge", "stable"})
+_PINNED = re.compile(r"(^|-)([0-9]{8}|[0-9a-f]{7,40})(-|$)")
+"""A date or a commit in a tag: it names one build."""
 
 
 def image_tag(image: str) -> str | None:
@@ -41,16 +45,20 @@ def image_tag(image: str) -> str | None:
 
 
 def release_of(image: str, declared: str | None) -> str | None:
-    """The SGLang release inside `image`: as declared in the spec, else as the tag says, else None."""
+    """The SGLang release inside `image`: as declared in the spec, else as the tag says, else None.
+
+    A post release counts as the release that it mends: flags and rules are the same. Where a tag holds several
+    versions (cuda13.0.1-0.5.23), a known release is meant.
+    """
     if declared is not None:
-        return declared
-    match = _TAG_RELEASE.search(image_tag(image) or "")
-    return match.group(1) if match else None
+        return _POST.sub("", declared)
+    found: list[str] = _TAG_RELEASE.findall(image_tag(image) or "")
+    return next((release for release in found if release in KNOWN_RELEASES), next(iter(found), None))
 
 
 def is_moving(image: str) -> bool:
-    """Whether the same reference can mean another image tomorrow: no digest, and a tag such as latest or none."""
+    """Whether the same reference can mean another image tomorrow: no digest, and no tag or one such as latest-cu130."""
     if "@" in image:
         return False
     tag = image_tag(image)
-    return tag is None or tag in _MOVING_TAGS
+    return tag is None or (tag.split("-", 1)[0] in _MOVING_TAGS and _PINNED.search(tag) is None)

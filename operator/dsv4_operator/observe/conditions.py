@@ -47,10 +47,14 @@ def _ready(seen: Observation, others: list[Decision]) -> Decision:
             message = "engines answer, but the canary is disabled: nothing proves that KV arrives"
         return (ConditionType.READY, "True", Reason.SERVING, message)
     paused = seen.spec is not None and seen.spec.paused
-    for kind, status, _, message in others:
+    for kind, status, cause, message in others:
+        if cause in (Reason.CANARY_DISABLED, Reason.ROUTER_DISABLED):
+            continue  # as the user wants it, so it holds nothing back
         bad = status == "True" if kind == ConditionType.DEGRADED else status != "True"
         if bad and message:
             return (ConditionType.READY, "False", Reason.PAUSED if paused else Reason.NOT_SERVING, message)
+    if _no_engine_wanted(seen):
+        return (ConditionType.READY, "False", Reason.NOT_SERVING, _no_engine(seen))
     return (ConditionType.READY, "False", Reason.NOT_SERVING, "waiting for the first pass to complete")
 
 
@@ -126,9 +130,17 @@ def _canary_passing(seen: Observation) -> Decision:
             return (kind, "Unknown", Reason.CANARY_UNREACHABLE, f"pod {pod.name}: {report.message}")
     waiting = next((pod for pod in pods if not pod.ready), None)
     if waiting is not None or not pods:
-        message = _sentence(seen, waiting) if waiting is not None else "no engine pod exists"
+        message = _sentence(seen, waiting) if waiting is not None else _no_engine(seen)
         return (kind, "Unknown", Reason.CANARY_PENDING, message)
     return (kind, "True", Reason.CANARY_PASSED, "every engine's canary passes")
+
+
+def _no_engine(seen: Observation) -> str:
+    return "spec.replicas is 0: no engine is wanted" if _no_engine_wanted(seen) else "no engine pod exists"
+
+
+def _no_engine_wanted(seen: Observation) -> bool:
+    return seen.spec is not None and seen.spec.replicas == 0
 
 
 def _progressing(seen: Observation) -> Decision:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,10 @@ from dsv4_operator.api.constants import (
 )
 from dsv4_operator.desired.workers import Worker
 from dsv4_operator.plan.membership import Candidate
+
+_NO_NODES = re.compile(r"^0/\d+ nodes are available: (.*?)\.?(?: no new claims .*| preemption: .*)?$", re.DOTALL)
+_PULLING = frozenset({"ErrImagePull", "ImagePullBackOff"})
+"""The kubelet goes back and forth between the two with every try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ def view_pod(pod: Mapping[str, Any]) -> PodView | None:
         for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     }
     scheduled = conditions.get("PodScheduled", {})
-    unschedulable = str(scheduled.get("message", "")) if scheduled.get("reason") == "Unschedulable" else ""
+    unschedulable = _scheduler_reasons(str(scheduled.get("message", ""))) if _is_unschedulable(scheduled) else ""
     return PodView(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -95,6 +100,23 @@ def view_pod(pod: Mapping[str, Any]) -> PodView | None:
         delete_requested_at=_delete_requested_at(metadata),
         workers_digest=(metadata.get("annotations") or {}).get(ANNOTATION_WORKERS, ""),
     )
+
+
+def _is_unschedulable(scheduled: Mapping[str, Any]) -> bool:
+    return scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+
+
+def _scheduler_reasons(message: str) -> str:
+    """The scheduler's reasons without its counts, which change with every node, and sorted, since it sorts by count.
+
+    "0/3 nodes are available: 1 node(s) were unschedulable, 2 Insufficient nvidia.com/gpu. preemption: ..." becomes
+    "no node is available: Insufficient nvidia.com/gpu, node(s) were unschedulable". Other texts stay as they are.
+    """
+    match = _NO_NODES.match(message)
+    if match is None:
+        return message or "the scheduler gives no reason"
+    reasons = sorted({re.sub(r"^\d+ ", "", reason) for reason in re.split(r", (?=\d)", match.group(1)) if reason})
+    return f"no node is available: {', '.join(reasons)}"
 
 
 def _delete_requested_at(metadata: Mapping[str, Any]) -> float | None:
@@ -127,6 +149,8 @@ def _container_problem(container: Mapping[str, Any]) -> str:
     reason = waiting.get("reason", "")
     if reason in ("", "ContainerCreating", "PodInitializing"):
         return ""
+    if reason in _PULLING:
+        return f"ImagePullBackOff ({container.get('image', 'no image')})"
     last = (container.get("lastState") or {}).get("terminated") or {}
     if last:
         return f"{reason}, last exit {last.get('reason', 'unknown')} with code {last.get('exitCode', '?')}"

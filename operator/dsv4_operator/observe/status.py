@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from dsv4_operator.api.constants import (
     ENGINE_ROLES,
@@ -23,6 +23,9 @@ from dsv4_operator.observe.conditions import decide_conditions
 from dsv4_operator.observe.observation import Observation
 from dsv4_operator.observe.pods import PodView
 from dsv4_operator.observe.workloads import WorkloadView
+
+_MOST_FINDINGS: Final = 128
+"""As many as the schema takes; refusals come first."""
 
 
 def generation_ready(
@@ -63,7 +66,7 @@ def build_status(seen: Observation, previous: Sequence[Condition], now: str) -> 
         generations=_generations(seen),
         findings=[
             FindingStatus(rule=f.rule, action=f.action.value, path=f.path, message=f.message[:4096])
-            for f in seen.findings
+            for f in seen.findings[:_MOST_FINDINGS]
         ],
     )
 

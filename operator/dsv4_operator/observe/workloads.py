@@ -38,7 +38,9 @@ def view_workloads(children: Iterable[Mapping[str, Any]]) -> dict[tuple[str, Rol
 
 def _view(obj: Mapping[str, Any], fingerprint: str, role: Role) -> WorkloadView:
     status, desired = obj.get("status") or {}, int(obj["spec"].get("replicas", 1))
-    seen = int(status.get("observedGeneration", 0)) >= int(obj["metadata"].get("generation", 0))
+    # LeaderWorkerSets have told no observedGeneration for long (kubernetes-sigs/lws): absence says nothing there.
+    unknown = obj["metadata"].get("generation", 0) if obj["kind"] == "LeaderWorkerSet" else 0
+    seen = int(status.get("observedGeneration", unknown)) >= int(obj["metadata"].get("generation", 0))
     conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
     existing, updated = int(status.get("replicas", 0)), int(status.get("updatedReplicas", 0))
     return WorkloadView(

@@ -16,10 +16,28 @@ from typing import Any, Final
 
 from dsv4_operator.api.constants import ANNOTATION_INTENT
 
-_LIST_KEYS: Final = ("name", "containerPort", "port", "key", "uid")
+_LIST_KEYS: Final = ("mountPath", "name", "containerPort", "port", "uid")
 """Fields that identify list items. Keyed lists may hold more live items than ours: those belong to others."""
-_ATOMIC_LISTS: Final = frozenset({"command", "args", "tolerations", "ingress", "from", "values", "matchExpressions"})
-"""Lists that server-side apply replaces whole (k8s.io/api, +listType=atomic): they must match item by item."""
+_ATOMIC_LISTS: Final = frozenset({"ingress"})
+"""Lists that server-side apply replaces whole with all that is inside (k8s.io/api, +listType=atomic), although items
+inside have names or ports. Lists of scalars and of items without identity match item by item anyway."""
+_ATOMIC_MAPS: Final = frozenset({"selector", "matchLabels", "nodeSelector", "podSelector"})
+"""Maps that server-side apply replaces whole (+mapType=atomic, +structType=atomic): a label more selects other pods."""
+_NOT_ABSENT: Final = frozenset(
+    {
+        "allowPrivilegeEscalation",
+        "automountServiceAccountToken",
+        "emptyDir",
+        "enableServiceLinks",
+        "maxSurge",
+        "maxUnavailable",
+        "replicas",
+        "runAsUser",
+    }
+)
+"""Fields where false, 0 or {} is not absence (pointers in k8s.io/api): the API server keeps it, so that a live object
+without it was changed."""
+_QUANTITY_PATH: Final = re.compile(r"(^|\.)((requests|limits)\.[^\[\]]+|sizeLimit)$")
 
 
 def with_digest(intent: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,27 +64,34 @@ def drift(live: Mapping[str, Any] | None, intent: Mapping[str, Any]) -> str | No
     return None if path is None else f"{path} was changed by somebody else"
 
 
-def first_difference(live: Any, wanted: Any, path: str = "", key: str = "") -> str | None:
-    """Path of the first field of `wanted` that `live` lacks or holds differently; None when all are there."""
+def first_difference(live: Any, wanted: Any, path: str = "", *, atomic: bool = False) -> str | None:
+    """Path of the first field of `wanted` that `live` lacks or holds differently; None when all are there.
+
+    Inside something atomic, lists must match item by item; elsewhere items and keys of others are ignored.
+    """
     if isinstance(wanted, Mapping):
         if not isinstance(live, Mapping):
             return path or "object"
         for name, value in wanted.items():
-            if name not in live and _is_empty(value):
+            if name not in live and _is_empty(value) and name not in _NOT_ABSENT:
                 continue  # the API server drops empty maps and lists
-            found = first_difference(live.get(name), value, f"{path}.{name}" if path else name, name)
+            inside = atomic or name in _ATOMIC_LISTS
+            here = f"{path}.{name}" if path else name
+            found = first_difference(live.get(name), value, here, atomic=inside)
+            if found is None and name in _ATOMIC_MAPS and isinstance(value, Mapping):
+                found = next((f"{here}.{extra}" for extra in live[name].keys() - value.keys()), None)
             if found is not None:
                 return found
         return None
     if isinstance(wanted, list):
         if not isinstance(live, list):
             return path
-        return _list_difference(live, wanted, path, key)
-    return None if _same_scalar(live, wanted) else path
+        return _list_difference(live, wanted, path, atomic=atomic)
+    return None if _same_scalar(live, wanted, path) else path
 
 
-def _list_difference(live: Sequence[Any], wanted: Sequence[Any], path: str, key: str) -> str | None:
-    identity = None if key in _ATOMIC_LISTS else _identity(wanted)
+def _list_difference(live: Sequence[Any], wanted: Sequence[Any], path: str, *, atomic: bool) -> str | None:
+    identity = None if atomic else _identity(wanted)
     if identity is None:
         if len(live) != len(wanted):
             return path
@@ -75,7 +100,7 @@ def _list_difference(live: Sequence[Any], wanted: Sequence[Any], path: str, key:
         by_key = {item.get(identity): item for item in live if isinstance(item, Mapping)}
         pairs = [(f"{path}[{item[identity]}]", (by_key.get(item[identity]), item)) for item in wanted]
     for item_path, (mine, theirs) in pairs:
-        found = first_difference(mine, theirs, item_path)
+        found = first_difference(mine, theirs, item_path, atomic=atomic)
         if found is not None:
             return found
     return None
@@ -93,16 +118,20 @@ def _is_empty(value: Any) -> bool:
     return value is None or value in ({}, [], "", False, 0)
 
 
-def _same_scalar(live: Any, wanted: Any) -> bool:
+def _same_scalar(live: Any, wanted: Any, path: str) -> bool:
+    if isinstance(live, bool) is not isinstance(wanted, bool):
+        return False  # to Python True is 1
     if live == wanted:
         return True
-    if isinstance(live, str) and isinstance(wanted, str):
-        mine, theirs = quantity(live), quantity(wanted)
-        return mine is not None and mine == theirs  # the API server stores 1024Mi as 1Gi
-    return wanted is None and live is None
+    if _QUANTITY_PATH.search(path) is None:
+        return False
+    mine, theirs = quantity(str(live)), quantity(str(wanted))
+    return mine is not None and mine == theirs  # the API server stores 1024Mi as 1Gi, and 8 as "8"
 
 
-_QUANTITY = re.compile(r"^([+-]?[0-9]*\.?[0-9]+)(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E)?$")
+_QUANTITY = re.compile(
+    r"^([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E)|([eE][+-]?[0-9]+))?$"
+)
 _SUFFIX: Final = {
     **{suffix: Decimal(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)},
     **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"), start=1)},
@@ -116,6 +145,6 @@ def quantity(text: str) -> Decimal | None:
     if match is None:
         return None
     try:
-        return Decimal(match.group(1)) * _SUFFIX.get(match.group(2) or "", Decimal(1))
+        return Decimal(match.group(1) + (match.group(3) or "")) * _SUFFIX.get(match.group(2) or "", Decimal(1))
     except InvalidOperation:  # pragma: no cover - the pattern admits nothing that Decimal refuses
         return None

@@ -6,12 +6,15 @@ Rules, from what smg 1.13.0 was seen to do:
   additions of its role as ready, but no longer than LINGER_SECONDS: its engine still accepts for that long;
 - a worker whose canary fails goes at once;
 - an address that left does not come back within READD_SECONDS: smg loses one that returns inside its drain;
+- an address stands there once: smg rejects the whole file over a duplicate. A new pod at the address of a listed one
+  replaces it in place (smg: away for half a second, against ten for leaving and coming back);
 - emptying a role that had workers must be confirmed by a live read, so that it never happens by accident.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,7 +60,7 @@ def plan_membership(
     `current` and `removed` are what is published (removed: URL to unix seconds), `ready_in_routers` the URLs that
     every readable router reports as ready, `now` unix seconds.
     """
-    wanted = {c.worker for c in candidates if c.ready and c.leaving_for is None}
+    wanted = _one_per_address((c.worker for c in candidates if c.ready and c.leaving_for is None), current)
     waits: list[float] = []
     added: set[Worker] = set()
     for worker in wanted - set(current):
@@ -66,14 +69,15 @@ def plan_membership(
             waits.append(READD_SECONDS - away_for)
         else:
             added.add(worker)
-    next_list = (set(current) & wanted) | added
+    staying = (set(current) & wanted) | added
+    next_list = set(staying)
     for candidate in candidates:
         worker = candidate.worker
         if candidate.leaving_for is None or worker not in current or not candidate.ready:
             continue
-        successors = [w for w in next_list if w.role is worker.role]
-        succeeded = any(w.url in ready_in_routers for w in successors)
-        if not succeeded and candidate.leaving_for < LINGER_SECONDS:
+        replaced = any(w.url == worker.url for w in staying)
+        succeeded = any(w.url in ready_in_routers for w in staying if w.role is worker.role)
+        if not replaced and not succeeded and candidate.leaving_for < LINGER_SECONDS:
             next_list.add(worker)
             waits.append(min(1.0, LINGER_SECONDS - candidate.leaving_for))
     return MembershipPlan(
@@ -88,6 +92,17 @@ def plan_membership(
     )
 
 
+def _one_per_address(workers: Iterable[Worker], current: Collection[Worker]) -> set[Worker]:
+    """Workers with distinct URLs. Two pods of one address are one that is gone and its successor: a cache can be late.
+
+    The listed one stays until its end is seen, so that the choice does not flip from pass to pass.
+    """
+    chosen: dict[str, Worker] = {}
+    for worker in sorted(workers, key=lambda w: (w not in current, w)):
+        chosen.setdefault(worker.url, worker)
+    return set(chosen.values())
+
+
 def _removed(
     current: Collection[Worker], next_list: Collection[Worker], removed: Mapping[str, float], now: float
 ) -> dict[str, float]:
@@ -96,7 +111,8 @@ def _removed(
     if not gone and set(current) == set(next_list):
         return dict(removed)
     kept = {url: when for url, when in removed.items() if now - when < READD_SECONDS}
-    return {**kept, **dict.fromkeys(gone, round(now, 1))}
+    # Rounded up: rounded down, ten seconds would be a little less.
+    return {**kept, **dict.fromkeys(gone, math.ceil(now * 10) / 10)}
 
 
 def router_differences(wanted: Collection[Worker], listed: Mapping[str, str]) -> list[str]:

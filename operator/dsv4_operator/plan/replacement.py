@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
+from dsv4_operator.api.constants import CONTAINER_CANARY, CONTAINER_ENGINE, CONTAINER_ROUTER
 from dsv4_operator.plan.drift import first_difference
+
+_OURS: Final = frozenset({CONTAINER_ENGINE, CONTAINER_CANARY, CONTAINER_ROUTER})
+"""Containers whose absence from the wanted template means removal; others may be somebody else's."""
 
 
 def why_replaced(live: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
@@ -19,7 +23,8 @@ def why_replaced(live: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
     for group in ("initContainers", "containers"):
         mine = {container["name"]: container for container in live_spec.get(group, [])}
         theirs = {container["name"]: container for container in wanted_spec.get(group, [])}
-        reasons += [f"container {name} added" for name in theirs.keys() - mine.keys()]
+        reasons += [f"container {name} added" for name in sorted(theirs.keys() - mine.keys())]
+        reasons += [f"container {name} removed" for name in sorted(mine.keys() & _OURS - theirs.keys())]
         for name in sorted(theirs.keys() & mine.keys()):
             reasons += _container(name, mine[name], theirs[name])
     rest = {key: value for key, value in wanted_spec.items() if key not in ("initContainers", "containers")}

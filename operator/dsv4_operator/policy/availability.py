@@ -16,14 +16,16 @@ def _not_built(subject: Subject) -> Iterator[tuple[str, str]]:
         yield (
             "spec.indexK.dtype",
             (
-                "BF16 index-K needs the gated image's run-time marker, which this operator cannot check yet; use FP8 or FP4"
+                "BF16 index-K needs the gated image's run-time marker, which this operator cannot check yet; "
+                "use FP8 or FP4"
             ),
         )
     if spec.network.checksum:
         yield (
             "spec.network.checksum",
             (
-                "the KV checksum asserts on V4 in upstream images, and the gated image that mends it is not checked for yet; use false"
+                "the KV checksum asserts on V4 in upstream images, and the gated image that mends it is not checked "
+                "for yet; use false"
             ),
         )
     if spec.network.compute_domain.mode is not ComputeDomainMode.NONE:
@@ -41,16 +43,20 @@ def _without_effect(subject: Subject) -> Iterator[tuple[str, str]]:
     if spec.recovery != RecoverySpec():
         yield (
             "spec.recovery",
-            "recovery is not built yet: wedged pods are kept out of the router but not replaced",
+            (
+                "recovery is not built yet: wedged pods are kept out of the router but not replaced; "
+                "delete such pods by hand"
+            ),
         )
     if spec.hi_cache.on_corruption != HiCacheSpec().on_corruption:
         yield (
             "spec.hiCache.onCorruption",
-            "not acted on yet: a failing canary takes the pod out of the router, whatever the cause",
+            "not acted on yet: a failing canary takes the pod out of the router, whatever the cause; "
+            "turn hiCache off by hand when reloaded prefixes are the cause",
         )
     for field, path in (("wedge_seconds", "wedgeSeconds"), ("minimum_available", "minimumAvailable")):
         if getattr(spec.canary, field) != getattr(defaults, field):
-            yield f"spec.canary.{path}", "not acted on yet"
+            yield f"spec.canary.{path}", "not acted on yet, whatever its value; leave it out"
 
 
 def _canary_off(subject: Subject) -> Iterator[tuple[str, str]]:
@@ -58,8 +64,8 @@ def _canary_off(subject: Subject) -> Iterator[tuple[str, str]]:
         yield (
             "spec.canary.enabled",
             (
-                "without the canary Ready proves nothing: SGLang's /health moves no KV, so a broken or corrupting pair serves; "
-                "turn it on"
+                "without the canary Ready proves nothing: SGLang's /health moves no KV, so a broken or corrupting pair "
+                "serves; turn it on"
             ),
         )
 

@@ -20,8 +20,8 @@ def _hicache_fp4_speculation(subject: Subject) -> Iterator[tuple[str, str]]:
         yield (
             "spec.indexK.dtype",
             (
-                "HiCache with the FP4 indexer and speculative decoding ends in illegal memory accesses under multi-turn load; "
-                "turn one of the three off, FP4 first"
+                "HiCache with the FP4 indexer and speculative decoding ends in illegal memory accesses under "
+                "multi-turn load; turn one of the three off, FP4 first"
             ),
         )
 
@@ -38,8 +38,9 @@ def _hicache_pairs(subject: Subject) -> Iterator[tuple[str, str]]:
         yield (
             "spec.hiCache.layout",
             (
-                f"V4's host pools do not take ioBackend {cache.io_backend} with layout {cache.layout}: the engine would fail after "
-                "loading weights; use Kernel with LayerFirst or PageFirst, or Direct with LayerFirst or PageFirstDirect"
+                f"V4's host pools do not take ioBackend {cache.io_backend} with layout {cache.layout}: the engine "
+                "would fail after loading weights; use Kernel with LayerFirst or PageFirst, or Direct with LayerFirst "
+                "or PageFirstDirect"
             ),
         )
 
@@ -48,8 +49,8 @@ def _early_send(_: Subject) -> Iterator[tuple[str, str]]:
     yield (
         "spec.prefill",
         (
-            "early send of cached prefixes is turned off on prefill: NIXL ignores the fence of the running forward, so pages could "
-            "leave before they are written"
+            "early send of cached prefixes is turned off on prefill: NIXL ignores the fence of the running forward, so "
+            "pages could leave before they are written"
         ),
     )
 

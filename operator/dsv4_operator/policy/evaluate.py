@@ -57,6 +57,8 @@ def _bad_allowances(allowed: dict[str, str]) -> Iterable[Finding]:
             message = (
                 f"{rule_id} cannot be allowed: what it refuses cannot start; remove the entry and follow the finding"
             )
+        elif rule.action is Action.SET:
+            message = f"{rule_id} refuses nothing, it renders a safe value, which stays; remove the entry"
         else:
             continue
         yield Finding(

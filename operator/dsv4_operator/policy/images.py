@@ -21,8 +21,8 @@ def _image_unset(subject: Subject) -> Iterator[tuple[str, str]]:
             yield (
                 path,
                 (
-                    f"no image: neither {path} nor the operator's default is set, and there is no published one to fall back to; "
-                    f"build it from images/ and set {path} or the chart value defaults.{setting}"
+                    f"no image: neither {path} nor the operator's default is set, and there is no published one to "
+                    f"fall back to; build it from images/ and set {path} or the chart value defaults.{setting}"
                 ),
             )
 
@@ -35,15 +35,17 @@ def _unknown_release(subject: Subject) -> Iterator[tuple[str, str]]:
         yield (
             "spec.engine.release",
             (
-                f"the SGLang release inside {image} is unknown: its tag names none; set spec.engine.release (known: {_KNOWN})"
+                f"the SGLang release inside {image} is unknown: its tag names none; "
+                f"set spec.engine.release (known: {_KNOWN})"
             ),
         )
     elif subject.release not in KNOWN_RELEASES:
         yield (
             "spec.engine.release",
             (
-                f"SGLang {subject.release} is not a release that this operator knows, so its flags and faults are unknown "
-                f"(known: {_KNOWN}); use a known one, or a newer operator"
+                f"SGLang {subject.release} is not a release that this operator knows, so its flags and faults are "
+                f"unknown (known: {_KNOWN}); use a known one, or a newer operator; where the tag speaks of something "
+                "else, set spec.engine.release"
             ),
         )
 
@@ -53,8 +55,8 @@ def _moving_tag(subject: Subject) -> Iterator[tuple[str, str]]:
         yield (
             "spec.engine.image",
             (
-                f"{subject.images.engine} can mean another image tomorrow: the KV fingerprint cannot see that, and a pod that is "
-                "replaced may not match its peers; pin a version tag or a digest"
+                f"{subject.images.engine} can mean another image tomorrow: the KV fingerprint cannot see that, and a "
+                "pod that is replaced may not match its peers; pin a version tag or a digest"
             ),
         )
 

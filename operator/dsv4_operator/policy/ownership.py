@@ -21,6 +21,12 @@ def _env_lists(subject: Subject) -> Iterator[tuple[str, list[EnvVar]]]:
     yield "spec.decode.env", subject.spec.decode.env
 
 
+def _remedy(field: str) -> str:
+    """What to do instead: `field` names ours, or says after "nothing: " why there is none."""
+    why = field.removeprefix("nothing: ")
+    return f"remove it and use {field}" if why == field else f"remove it, nothing replaces it: {why}"
+
+
 def _owned_flags(subject: Subject) -> Iterator[tuple[str, str]]:
     for path, arguments in _argument_lists(subject):
         for index, argument in enumerate(arguments):
@@ -29,8 +35,9 @@ def _owned_flags(subject: Subject) -> Iterator[tuple[str, str]]:
                 yield (
                     f"{path}[{index}]",
                     (
-                        f"{argument} sets {flag.name}, which the operator owns, so that both roles stay compatible and policy "
-                        f"sees it; remove it and use {flag.field}"
+                        # The name alone: a value may be a key, and findings go into status and events.
+                        f"{argument.split('=', 1)[0]} sets {flag.name}, which the operator owns, so that both roles "
+                        f"stay compatible and policy sees it; {_remedy(flag.field)}"
                     ),
                 )
 
@@ -41,7 +48,10 @@ def _owned_env(subject: Subject) -> Iterator[tuple[str, str]]:
             if variable.name in OWNED_ENV:
                 yield (
                     f"{path}[{index}]",
-                    (f"{variable.name} is set by the operator itself; remove it and use {OWNED_ENV[variable.name]}"),
+                    (
+                        f"{variable.name} is set by the operator itself, and another value could break the pair; "
+                        f"{_remedy(OWNED_ENV[variable.name])}"
+                    ),
                 )
 
 

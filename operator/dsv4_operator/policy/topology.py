@@ -12,13 +12,14 @@ from dsv4_operator.policy.finding import Action, Rule, Subject
 
 
 def _tensor_ratio(subject: Subject) -> Iterator[tuple[str, str]]:
-    prefill, decode = tensor_size(subject.spec.prefill), tensor_size(subject.spec.decode)
-    if max(prefill, decode) % min(prefill, decode):
+    prefill, decode = subject.spec.prefill.attention_tensor, subject.spec.decode.attention_tensor
+    if prefill and decode and max(prefill, decode) % min(prefill, decode):
         yield (
             "spec.decode.parallelism.tensor",
             (
-                f"prefill has tensor-parallel size {prefill} and decode {decode}: one must divide the other for KV transfer; "
-                "change gpus, nodes or parallelism.tensor"
+                f"prefill has attention tensor size {prefill} and decode {decode} (tensor divided by attentionData): "
+                "one must divide the other, because ranks are mapped in whole multiples for KV transfer; "
+                "change gpus, nodes or parallelism"
             ),
         )
 
@@ -30,16 +31,17 @@ def _gpu_count(subject: Subject) -> Iterator[tuple[str, str]]:
             yield (
                 f"spec.{role}.parallelism.tensor",
                 (
-                    f"tensor-parallel size {tensor_size(spec)} needs that many GPUs, but the role has {spec.gpus} GPUs on {spec.nodes} "
-                    "node(s); make them equal"
+                    f"tensor-parallel size {tensor_size(spec)} takes that many GPUs, but the role asks for {spec.gpus} "
+                    f"on each of {spec.nodes} node(s), and idle GPUs or missing ranks help nobody; make gpus times "
+                    "nodes equal to it, or leave parallelism.tensor out"
                 ),
             )
         if tensor_size(spec) % spec.parallelism.attention_data:
             yield (
                 f"spec.{role}.parallelism.attentionData",
                 (
-                    f"attention data-parallel size {spec.parallelism.attention_data} must divide the tensor-parallel size "
-                    f"{tensor_size(spec)}"
+                    f"attention data-parallel size {spec.parallelism.attention_data} does not divide the "
+                    f"tensor-parallel size {tensor_size(spec)}, and SGLang splits ranks evenly; use a divisor"
                 ),
             )
 
@@ -49,7 +51,10 @@ def _fp4(subject: Subject) -> Iterator[tuple[str, str]]:
     if subject.spec.index_k.dtype is IndexKDtype.FP4 and architecture is Architecture.SM103:
         yield (
             "spec.indexK.dtype",
-            "SGLang runs the FP4 indexer on SM100 and SM120 alone; use FP8, or other GPUs",
+            (
+                "SGLang names SM100 and SM120 for the FP4 indexer; its check lets SM103 pass (compute capability "
+                "10.x), but nobody has reported a run there; prefer FP8, or watch the canary closely"
+            ),
         )
 
 
@@ -80,11 +85,10 @@ RULES = (
     ),
     Rule(
         "fp4-architecture",
-        Action.REFUSE,
-        "FP4 index-K needs SM100 or SM120",
-        "sglang 0.5.23 srt/server_args.py (fp4 indexer)",
+        Action.WARN,
+        "FP4 index-K is unproven on SM103",
+        "sglang 0.5.23 srt/arg_groups/serving_hook.py, srt/utils/common.py (is_sm100_supported)",
         _fp4,
-        allowable=False,
     ),
     Rule(
         "sm120-experimental",

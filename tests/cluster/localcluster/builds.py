@@ -20,6 +20,7 @@ KUBERNETES_VERSION = "v1.36.3"
 COREDNS_VERSION = "v1.15.0"
 KWOK_VERSION = "v0.8.0"
 PROGRESS_SECONDS = 5.0
+KEPT_BUILDS = 3
 
 
 def _kubernetes_ldflags() -> str:
@@ -129,10 +130,18 @@ def build(name: str) -> Path:
                 module, _, below = source.partition(":")
                 shutil.copytree(_module_dir(component, module) / below, part / folder)
             rename_into_place(part, final)
+            _prune(home)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
     return final
+
+
+def _prune(home: Path) -> None:
+    """Keeps the newest few builds of a component: a running cluster may still restart programs of an older one."""
+    builds = sorted((entry for entry in home.iterdir() if entry.is_dir()), key=lambda entry: entry.stat().st_mtime)
+    for old in builds[:-KEPT_BUILDS]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def binary(component: str, program: str) -> Path:

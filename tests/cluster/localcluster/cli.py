@@ -7,10 +7,26 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from localcluster import builds, cluster, images, state, tools
+from localcluster import builds, cluster, components, images, state, tools
 from localcluster.cluster import ClusterOptions, LocalCluster
 from localcluster.errors import ClusterError
 from localcluster.report import say
+
+_PASSING_ON = {
+    "kubectl": "run kubectl against a cluster; everything after --name NAME is kubectl's",
+    "exec": "run a command with KUBECONFIG set; everything after --name NAME is the command",
+}
+
+
+def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Parts of a command line: ours, and what is passed on untouched (options of kubectl are not ours to read)."""
+    if not argv or argv[0] not in _PASSING_ON:
+        return argv, []
+    end = 1
+    while end < len(argv) and argv[end].startswith(("--name", "-h", "--help")):
+        end += 2 if argv[end] == "--name" else 1
+    rest = argv[end:]
+    return argv[:end], rest[1:] if rest[:1] == ["--"] else rest
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -33,10 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     down.add_argument("--orphans", action="store_true", help="remove clusters whose owning process is gone")
     add("status", "show clusters and their components", named=False)
     add("kubeconfig", "print the path of the administrator's kubeconfig")
-    kubectl = add("kubectl", "run kubectl against a cluster")
-    kubectl.add_argument("arguments", nargs=argparse.REMAINDER)
-    execute = add("exec", "run a command with KUBECONFIG set")
-    execute.add_argument("arguments", nargs=argparse.REMAINDER)
+    for command, text in _PASSING_ON.items():
+        add(command, text).usage = f"localcluster {command} [--name NAME] [--] ARGUMENT..."
     logs = add("logs", "print the log of a component")
     logs.add_argument("component")
     for verb in ("stop", "start", "restart"):
@@ -98,7 +112,6 @@ def _status() -> None:
 
 
 def _execute(command: Sequence[str], kubeconfig: Path) -> int:
-    command = command[1:] if command[:1] == ["--"] else command
     if not command:
         raise ClusterError("no command given")
     try:
@@ -107,7 +120,7 @@ def _execute(command: Sequence[str], kubeconfig: Path) -> int:
         raise ClusterError(f"{command[0]}: {error.strerror}") from error
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     match arguments.command:
         case "up":
             _up(arguments)
@@ -118,13 +131,15 @@ def _run(arguments: argparse.Namespace) -> int:
         case "kubeconfig":
             print(cluster.attach(arguments.name).kubeconfig)
         case "kubectl":
-            kubectl = [str(builds.binary("plane", "plane")), "kubectl", *arguments.arguments]
+            kubectl = [str(builds.binary("plane", "plane")), "kubectl", *rest]
             return _execute(kubectl, cluster.attach(arguments.name).kubeconfig)
         case "exec":
-            return _execute(arguments.arguments, cluster.attach(arguments.name).kubeconfig)
+            return _execute(rest, cluster.attach(arguments.name).kubeconfig)
         case "logs":
-            found = cluster.attach(arguments.name)
-            print((found.dir / "logs" / f"{arguments.component}.log").read_text(errors="replace"), end="")
+            path = components.log_path(cluster.attach(arguments.name).state, arguments.component)
+            if not path.is_file():
+                raise ClusterError(f"no log {path}; there are {sorted(one.stem for one in path.parent.glob('*.log'))}")
+            print(path.read_text(errors="replace"), end="")
         case "stop" | "start" | "restart":
             getattr(cluster.attach(arguments.name), arguments.command)(arguments.component)
         case "compact":
@@ -149,11 +164,16 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. 0 fine, 1 a ClusterError (its text on stderr), 130 interrupted."""
-    arguments = _parser().parse_args(argv)
+    ours, rest = _split(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(ours)
     try:
-        return _run(arguments)
+        return _run(arguments, rest)
     except ClusterError as error:
         print(f"localcluster: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        # The reader (head, say) has seen enough; keep the interpreter from complaining at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         return 130

@@ -1,6 +1,9 @@
 """`LocalCluster`: starting, using and removing one cluster."""
 
 import contextlib
+import functools
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from localcluster import audit, builds, components, controlplane, kwok, network, node, state, teardown
+from localcluster import audit, builds, components, controlplane, kwok, network, node, preflight, state, teardown
 from localcluster.api import Api
 from localcluster.errors import ClusterError
 from localcluster.kubeconfig import write_kubeconfig
@@ -70,7 +73,7 @@ class LocalCluster:
         if self.options.mode == "node" and self.options.kwok_nodes:
             raise ClusterError("simulated nodes and a real node do not go together: use control-plane mode")
         if self.options.mode == "node":
-            node.refuse_foreign_kubelet()
+            preflight.check_node_mode()
         programs = self._build()
         with file_lock(lock_path(self.name)):
             found = state.load(self.name)
@@ -83,7 +86,7 @@ class LocalCluster:
                 self._start(found, programs)
             except BaseException:
                 if not found.ready:
-                    self._keep_logs()
+                    components.print_log_tails(self.dir / "logs")
                     self._remove_locked()
                 raise
             found.ready = True
@@ -93,8 +96,11 @@ class LocalCluster:
 
     def down(self) -> bool:
         """Removes the cluster and everything of it. False when there was none."""
-        with file_lock(lock_path(self.name)):
-            return self._remove_locked()
+        lock = lock_path(self.name)
+        with file_lock(lock):
+            removed = self._remove_locked()
+            lock.unlink()
+            return removed
 
     def __enter__(self) -> Self:
         return self.up(owned=True)
@@ -106,6 +112,7 @@ class LocalCluster:
         found = state.load(self.name)
         if found is None:
             return teardown.remove_unrecorded(self.name)
+        self._copy_logs()
         teardown.remove(found)
         say(f"cluster {self.name} is removed")
         return True
@@ -153,12 +160,13 @@ class LocalCluster:
             # Recorded before anything starts, so that a crash at any moment leaves nothing unknown.
             found.save()
         components.forget_dead(found)
+        kubelet_since = None if is_node and found.components["kubelet"].alive else audit.now()
         first = ["etcd", "kube-apiserver", *(["containerd"] if is_node else [])]
         components.start_missing(found, first)
         components.wait_api(found, self.api)
         components.start_missing(found, list(found.components))
         if is_node:
-            self._prepare_node(found, programs)
+            self._prepare_node(found, programs, kubelet_since)
         if self.options.kwok_nodes:
             say(f"making {self.options.kwok_nodes} simulated nodes")
             kwok.ensure_nodes(self.api, self.options.kwok_nodes, self.options.node_labels, self.options.resources)
@@ -166,15 +174,15 @@ class LocalCluster:
             self._wait("simulated nodes to be Ready", lambda: kwok.ready_nodes(self.api, count), 120)
         self._wait("the default ServiceAccount", self._default_account, 60)
 
-    def _prepare_node(self, found: state.ClusterState, programs: dict[str, Path]) -> None:
-        self._wait("containerd", lambda: node.containerd_socket(self.dir).exists(), 30)
-        load_pause(self, programs["pause"] / "pause")
-        node.install(found, self.api)
+    def _prepare_node(
+        self, found: state.ClusterState, programs: dict[str, Path], kubelet_since: datetime | None
+    ) -> None:
+        self._wait("containerd", self._containerd_answers, 60)
+        if not found.ready:
+            load_pause(self, programs["pause"] / "pause")
+            node.install(found, self.api)
         node.wait_registered(self.api, node.NODE_NAME, 60)
-        node.set_extended_resources(self.api, node.NODE_NAME, self.options.resources)
-        self._wait("the node to be Ready", lambda: node.node_is_ready(self.api, node.NODE_NAME), 90)
-        self._wait("CoreDNS", lambda: components.answers(f"http://{self.node_address}:8181/ready"), 60)
-        self._wait("kube-proxy", lambda: components.answers(f"http://{self.node_address}:10256/livez"), 60)
+        self.wait_usable(kubelet_since)
 
     def _default_account(self) -> bool:
         return self.api.get_or_none("/api/v1/namespaces/default/serviceaccounts/default") is not None
@@ -187,9 +195,14 @@ class LocalCluster:
         say(f"waiting for {what}")
         wait_for(what, checked, timeout)
 
-    def _keep_logs(self) -> None:
-        if (self.dir / "logs").is_dir():
-            components.print_log_tails(self.dir / "logs")
+    def _copy_logs(self) -> None:
+        """Keeps component logs and the audit log where `DSV4_CLUSTER_LOGS` says, for a look after a CI run."""
+        target = os.environ.get("DSV4_CLUSTER_LOGS")
+        if target and (self.dir / "logs").is_dir():
+            copy = Path(target) / self.name
+            shutil.copytree(self.dir / "logs", copy, dirs_exist_ok=True)
+            if (self.dir / "audit.log").is_file():
+                shutil.copy(self.dir / "audit.log", copy)
 
     # Use
 
@@ -277,24 +290,44 @@ class LocalCluster:
 
     def start(self, component: str) -> None:
         """Starts a stopped component and waits until the cluster is usable again."""
+        started = audit.now()
         with file_lock(lock_path(self.name)):
             components.start_missing(self.state, [component])
-        self.wait_usable()
+        self.wait_usable(started if component in {"kubelet", "containerd"} else None)
 
     def restart(self, component: str) -> None:
         """Stops and starts one component."""
         self.stop(component)
         self.start(component)
 
-    def wait_usable(self) -> None:
-        """Waits until the API answers and, in node mode, the node is Ready with its devices."""
+    def wait_usable(self, kubelet_since: datetime | None = None) -> None:
+        """Waits until what runs does its work; with `kubelet_since` until the kubelet has synced after that time."""
         found = self.state
-        if found.components["kube-apiserver"].alive and found.components["etcd"].alive:
-            components.wait_api(found, self.api)
-            if found.network is not None and found.components["kubelet"].alive:
-                # A kubelet that has lost its device checkpoint sets devices to zero at its start.
-                node.set_extended_resources(self.api, node.NODE_NAME, self.options.resources)
-                self._wait("the node to be Ready", lambda: node.node_is_ready(self.api, node.NODE_NAME), 90)
+        running = {name for name, one in found.components.items() if one.alive}
+        if not {"etcd", "kube-apiserver"} <= running:
+            return
+        components.wait_api(found, self.api)
+        if found.network is None:
+            return
+        if "containerd" in running:
+            self._wait("containerd", self._containerd_answers, 60)
+        if {"containerd", "kubelet"} <= running:
+            if kubelet_since is not None:
+                since = kubelet_since
+                self._wait("the kubelet", lambda: node.kubelet_has_synced(self.api, node.NODE_NAME, since), 60)
+            # A kubelet without a device checkpoint sets device counts to zero at its start.
+            node.set_extended_resources(self.api, node.NODE_NAME, self.options.resources)
+            self._wait("the node to be Ready", lambda: node.node_is_ready(self.api, node.NODE_NAME), 90)
+        for name, port in (("coredns", "8181/ready"), ("kube-proxy", "10256/livez")):
+            if name in running:
+                url = f"http://{self.node_address}:{port}"
+                self._wait(name, functools.partial(components.answers, url), 60)
+
+    def _containerd_answers(self) -> bool:
+        try:
+            return bool(self.ctr("version"))
+        except ClusterError:
+            return False
 
     def compact(self) -> int:
         """Compacts etcd at its present revision, which it returns: older watches get 410 Gone."""

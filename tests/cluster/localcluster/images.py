@@ -110,7 +110,7 @@ def _bootstrap(archive: Path) -> None:
 
 
 def build(dockerfile_dir: Path, context: Path, tag: str, build_args: Mapping[str, str] | None = None) -> Path:
-    """Builds `dockerfile_dir`/Dockerfile on the local base and returns an oci-archive, cached by content.
+    """Builds `dockerfile_dir`/Dockerfile on the local base and returns a docker-archive, cached by content.
 
     The Dockerfile takes its base as build argument BASE_IMAGE. Only files that its COPY and ADD instructions name
     enter the context and the key; a package index that changed meanwhile does not.
@@ -140,6 +140,8 @@ def build(dockerfile_dir: Path, context: Path, tag: str, build_args: Mapping[str
                 flags += ["--isolation=chroot", "--pull-never", "--layers=false", "--tag", tag, "--file", str(recipe)]
                 _buildah("bud", *flags, folder, what=f"building {tag}")
                 _push(tag, archive)
+                # What this tag meant before has no name any more.
+                _buildah("rmi", "--prune", what="removing unnamed images")
         finally:
             unmount_below(_home() / "storage")
         for old in _home().glob(f"{name}-*.tar"):
@@ -159,13 +161,14 @@ def _copy_files(files: list[Path], context: Path, target: Path) -> None:
 def _push(image: str, archive: Path) -> None:
     part = archive.with_suffix(".part")
     part.unlink(missing_ok=True)
-    _buildah("push", "--quiet", image, f"oci-archive:{part}:{image}", what=f"saving {image}")
+    # This format leaves layers uncompressed: quicker to write and to load, and it never leaves this machine.
+    _buildah("push", "--quiet", image, f"docker-archive:{part}:{image}", what=f"saving {image}")
     part.replace(archive)
 
 
 def base_archive() -> Path:
-    """An oci-archive of the local base itself, named BASE_IMAGE: enough for pods that need only Python."""
-    archive = _home() / f"base-image-{base_key()}.tar"
+    """A docker-archive of the local base itself, named BASE_IMAGE: enough for pods that need only Python."""
+    archive = _home() / f"base-archive-{base_key()}.tar"
     if not archive.exists():
         base()
         with file_lock(_home() / "lock"):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from datetime import datetime
 from pathlib import Path
 
 from localcluster.api import Api
@@ -78,20 +79,6 @@ def components(state: ClusterState, plane: Path, node_dir: Path, coredns: Path) 
     }
 
 
-def refuse_foreign_kubelet() -> None:
-    """Raises ClusterError when another kubelet runs here: both would own /var/lib/kubelet/device-plugins."""
-    foreign = [entry.name for entry in Path("/proc").iterdir() if _command_name(entry) == "kubelet"]
-    if foreign:
-        raise ClusterError(f"this machine is a Kubernetes node already (kubelet, pid {foreign[0]}): use that cluster")
-
-
-def _command_name(entry: Path) -> str:
-    try:
-        return (entry / "comm").read_text().strip() if entry.name.isdigit() else ""
-    except OSError:
-        return ""
-
-
 def install(state: ClusterState, api: Api) -> None:
     """Creates the objects that CoreDNS needs: its rights, and the Service kube-dns that leads to it."""
     network = _network(state)
@@ -159,6 +146,21 @@ def node_is_ready(api: Api, node: str) -> bool:
         return False
     conditions = found.get("status", {}).get("conditions", [])
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def kubelet_has_synced(api: Api, node: str, since: datetime) -> bool:
+    """True when a kubelet that started at `since` has reported its node and knows the pods bound to it.
+
+    Before that, exec and logs answer "pod does not exist" and device counts may still be reset.
+    """
+    found = api.get(f"/api/v1/nodes/{node}")
+    beats = [one["lastHeartbeatTime"] for one in found["status"]["conditions"] if one["type"] == "Ready"]
+    # The API keeps whole seconds.
+    if not beats or datetime.fromisoformat(beats[0]) < since.replace(microsecond=0):
+        return False
+    bound = api.get("/api/v1/pods", fieldSelector=f"spec.nodeName={node},status.phase=Running")["items"]
+    known = api.get(f"/api/v1/nodes/{node}/proxy/pods").get("items") or []
+    return {pod["metadata"]["uid"] for pod in bound} <= {pod["metadata"]["uid"] for pod in known}
 
 
 def wait_registered(api: Api, node: str, timeout: float) -> None:

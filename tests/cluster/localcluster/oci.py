@@ -68,7 +68,7 @@ def load_pause(cluster: "LocalCluster", program: Path) -> None:
 
 
 def load_archive(cluster: "LocalCluster", archive: Path) -> None:
-    """Imports an oci-archive into the cluster's containerd, for the kubelet to use."""
+    """Imports an image archive (OCI or Docker format) into the cluster's containerd, for the kubelet to use."""
     cluster.ctr("images", "import", "--local", str(archive))
 
 

@@ -49,12 +49,22 @@ def lock_path(name: str) -> Path:
 def file_lock(path: Path) -> Iterator[None]:
     """Holds an exclusive lock between processes; the kernel releases it when the holder dies.
 
-    The file stays behind on purpose: unlinking a lock file lets two processes lock two different inodes.
+    The holder may unlink the file: who waited for the old file notices, and locks the new one instead.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+    while True:
+        with path.open("a") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if _is_file_at(handle.fileno(), path):
+                yield
+                return
+
+
+def _is_file_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:

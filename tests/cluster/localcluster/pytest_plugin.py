@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from localcluster import cluster as clusters
+from localcluster import state
 from localcluster.cluster import ClusterOptions, LocalCluster
 from localcluster.faults import FaultProxy
 from localcluster.waiting import wait_for
@@ -56,13 +57,15 @@ def make_namespace(request: pytest.FixtureRequest) -> Iterator[Callable[[LocalCl
         cluster.api.create("/api/v1/namespaces", body)
         made.append((cluster, name))
         account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-        # A pod made before the controller manager has made this account is refused.
-        wait_for(f"the default ServiceAccount of {name}", lambda: cluster.api.get_or_none(account), 30)
+        # A pod made before the controller manager has made this account is refused; after a restart that can take long.
+        wait_for(f"the default ServiceAccount of {name}", lambda: cluster.api.get_or_none(account), 90)
         return name
 
     yield make
     for cluster, name in made:
-        cluster.api.delete(f"/api/v1/namespaces/{name}")
+        # A cluster of the test itself may be gone by now.
+        if state.load(cluster.name) is not None:
+            cluster.api.delete(f"/api/v1/namespaces/{name}")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Removing everything of a cluster from what its run folder records, also when its creator was killed at any moment."""
 
 import contextlib
+import functools
 import os
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ from localcluster.node import cni_network_name, containerd_socket
 from localcluster.paths import run_root
 from localcluster.processes import ProcessId
 from localcluster.state import ClusterState, all_states, remove_dir
+from localcluster.waiting import wait_for
 
 _SHIM = "containerd-shim-runc-v2"
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -89,14 +91,20 @@ def _remove_cgroups(containers: set[str]) -> None:
     for hierarchy in hierarchies:
         parent = hierarchy / "k8s.io"
         for container in containers:
-            if (parent / container).is_dir():
-                # Containers may make groups of their own; a folder goes when those below it are gone.
-                for folder, _, _ in os.walk(parent / container, topdown=False):
-                    with contextlib.suppress(OSError):
-                        Path(folder).rmdir()
+            group = parent / container
+            # A group stays busy until the last killed process in it has been reaped, which is up to its parent.
+            wait_for(f"the end of {group}", functools.partial(_remove_cgroup, group), 20, interval=0.02)
         with contextlib.suppress(OSError):
             # Shared by all clusters of the machine: goes with the last one.
             parent.rmdir()
+
+
+def _remove_cgroup(group: Path) -> bool:
+    """Removes a control group and those below it, the deepest first. True when it is gone."""
+    for folder, _, _ in os.walk(group, topdown=False):
+        with contextlib.suppress(OSError):
+            Path(folder).rmdir()
+    return not group.exists()
 
 
 def _remove_outside_files(state: ClusterState) -> None:

@@ -338,3 +338,31 @@ def test_stream_usage_error_and_end() -> None:
     assert (joined.prompt_tokens, joined.completion_tokens, joined.cached_tokens) == (9, 2, 4)
     assert parse_stream(f"data: {json.dumps(lines[0])}\n\n".encode()).complete is False
     assert parse_stream(b'data: {"error": {"code": 500, "message": "x"}}\n\n').error == "500"
+
+
+def test_expectation_file() -> None:
+    raw = {"mode": "call", "tool": "probe_echo", "arguments": {"token": TOKEN, "n": N}, "nonces": ["x"], "prompt": "p"}
+    read = Expectation.from_json(raw)
+    assert (read.tool, read.arguments, read.nonces, read.tool_choice) == (
+        "probe_echo",
+        raw["arguments"],
+        ("x",),
+        "auto",
+    )
+    assert classify(reply("", RIGHT), read).signatures == ()
+    assert Expectation.from_json({"mode": "none", "toolChoice": "none"}).tool_choice == "none"
+
+
+@pytest.mark.parametrize(
+    ("raw", "name"),
+    [
+        ({"mode": "maybe"}, "mode"),
+        ({"mode": "call"}, "tool"),
+        ({"tool": 3}, "tool"),
+        ({"tool": "t", "arguments": [1]}, "arguments"),
+        ({"tool": "t", "nonces": "x"}, "nonces"),
+    ],
+)
+def test_wrong_expectation_names_the_field(raw: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} = "):
+        Expectation.from_json(raw)

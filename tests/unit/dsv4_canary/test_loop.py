@@ -36,6 +36,7 @@ class Engine:
         self.damage: Callable[[dict[str, Any], str], str] = lambda _body, arguments: arguments
         self.probes = 0
         self.health_calls = 0
+        self.heads: set[str] = set()
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -44,14 +45,19 @@ class Engine:
         arguments = json.dumps({"token": ask.split('"')[1], "n": int(ask.split(" n ")[1].split(".")[0])})
         function = {"name": "probe_echo", "arguments": self.damage(body, arguments)}
         call = {"index": 0, "id": "c", "type": "function", "function": function}
+        head = json.dumps(body["messages"][:-1])
+        details = {"cached_tokens": 256 if head in self.heads else 0}
+        usage = {"prompt_tokens": 300, "completion_tokens": 40, "prompt_tokens_details": details}
+        self.heads.add(head)
         if not body["stream"]:
             message = {"content": "", "tool_calls": [call]}
             return web.json_response(
-                {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}], "usage": {}}
+                {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}], "usage": usage}
             )
         chunks = (
             {"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]},
             {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]},
+            {"choices": [], "usage": usage},
         )
         text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
         return web.Response(text=text + "data: [DONE]\n\n", content_type="text/event-stream")
@@ -212,3 +218,19 @@ async def test_unfinished_start_of_the_engine_gets_no_probe(tmp_path: Path) -> N
         assert own.probes == peer.probes == 0
         own.health = 200
         await until(lambda: canary.verdict.ready)
+
+
+async def test_prefixes_are_new_and_repeated_in_turn_for_each_peer(tmp_path: Path) -> None:
+    own, peer = Engine(), Engine()
+    async with (
+        own.serving("127.0.0.1") as a,
+        peer.serving("127.0.0.2") as b,
+        sidecar(tmp_path, a, b, peers("127.0.0.2")) as canary,
+    ):
+        await until(lambda: len(canary.status()["history"]) >= 4)  # type: ignore[arg-type]
+        history: Any = canary.status()["history"]
+        assert [entry["cache"] for entry in history[:4]] == ["cold", "device", "cold", "device"]
+        assert {entry["probe"] for entry in history} == {"echo"}
+        assert all(entry["excerpt"] == "" for entry in history)
+        text = canary.metrics.render().decode()
+        assert 'dsv4_canary_probes_total{cache="device",outcome="pass",probe="echo"}' in text

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from dsv4_engine_sim.pages import PagePool, read_tokens, write_tokens
+from dsv4_engine_sim.pages import PagePool, new_history, read_tokens, write_tokens
 
 _STEP_PAGES = 8
 """Pages computed before other tasks get a turn."""
@@ -76,10 +76,10 @@ class KVCache:
         try:
             await asyncio.sleep(len(tokens) / self._rate)
             write_steps = range(0, len(pages), _STEP_PAGES)
-            size = self.pool.layout.page_size
+            size, history = self.pool.layout.page_size, new_history()
             for start in write_steps:
                 part = pages[start : start + _STEP_PAGES]
-                write_tokens(self.pool, part, tokens[start * size : (start + len(part)) * size])
+                write_tokens(self.pool, part, tokens[start * size : (start + len(part)) * size], history)
                 await asyncio.sleep(0)
         except BaseException:
             self.release(pages)

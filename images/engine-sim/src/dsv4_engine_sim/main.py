@@ -31,7 +31,7 @@ ACCEPT_AFTER_SIGTERM_SECONDS = 2.0
 
 BANNER = """
 ************************************************************************
-*  THIS IS A SIMULATOR of SGLang %-10s - there is no model in here.  *
+*  THIS IS A SIMULATOR of SGLang %-8s - there is no model in here.  *
 *  Answers are computed from bytes by a small program. For tests only. *
 ************************************************************************
   role %s, model name %r, index-K %s, pages of %d tokens (%d bytes)"""

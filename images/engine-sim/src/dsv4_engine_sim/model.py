@@ -6,10 +6,10 @@ them therefore comes out as the kind of damage seen in the field: garbled values
 calls. What it understands:
 
 * the last user turn asks to call, use or invoke an offered tool, and names every required parameter followed by its
-  value (``token "zk-41"``, ``n 7``, ``flags `[1, 2]` ``; bare words are none) -> tool calls;
+  value (``token "zk-41"``, ``n 7``, ``flags `[1, 2]` ``) -> tool calls;
 * the last user turn ends with tool results -> a text quoting them;
 * "reply with exactly "X"" -> X;
-* anything else -> a text with a digest of the whole prompt and the last words of the user, so it changes with any token.
+* anything else -> a text with a digest of the whole prompt and the last words of the user: it changes with any token.
 """
 
 from __future__ import annotations

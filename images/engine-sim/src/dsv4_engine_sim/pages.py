@@ -120,9 +120,12 @@ class PagePool:
         return memoryview(self._buffers[layer][region])[page * size : (page + 1) * size]
 
     def write_item(self, layer: int, region: int, page: int, data: bytes) -> None:
-        """Store bytes at a page's address, as a remote write does: by start address, whatever their length."""
+        """Store bytes as a remote write does: at an address that the writer computed with its own item length.
+
+        With equal layouts that is the page; with a smaller item of the writer's it is somewhere else, silently.
+        """
         buffer = self._buffers[layer][region]
-        start = page * self.layout.item_bytes(region)
+        start = page * len(data)
         end = min(start + len(data), len(buffer))
         buffer[start:end] = data[: end - start]
 
@@ -144,14 +147,27 @@ def _fold(data: memoryview, plane: int) -> bytes:
     return folded.to_bytes(plane, "big")
 
 
-def write_tokens(pool: PagePool, pages: Sequence[int], tokens: Sequence[int]) -> None:
+def folded_index(pool: PagePool, layer: int, page: int) -> bytes:
+    """The KV row of each position of a page, as the layer's index-K says it."""
+    return _fold(pool.view(layer, INDEX_K, page), pool.layout.page_size)
+
+
+def new_history() -> hashlib.blake2b:
+    """State of a prompt of which nothing has been written yet."""
+    return hashlib.blake2b(digest_size=16)
+
+
+def write_tokens(
+    pool: PagePool, pages: Sequence[int], tokens: Sequence[int], history: hashlib.blake2b | None = None
+) -> None:
     """Compute KV and index-K of `tokens` (each below 2**64) and write them to `pages`, in order.
 
-    A last page that is not full is padded with row 0 of token id 0.
+    A last page that is not full is padded with token id 0. `history` (from `new_history`) carries what came before
+    when a prompt is written in several calls.
     """
     layout = pool.layout
     size = layout.page_size
-    history = hashlib.blake2b(digest_size=16)
+    history = history or new_history()
     for number, page in enumerate(pages):
         chunk = list(tokens[number * size : (number + 1) * size])
         chunk += [0] * (size - len(chunk))
@@ -178,7 +194,7 @@ def read_tokens(pool: PagePool, pages: Sequence[int], count: int) -> list[int]:
         if wanted <= 0:
             break
         folded = [
-            (_fold(pool.view(layer, INDEX_K, page), size), _fold(pool.view(layer, KV, page), 8 * size))
+            (folded_index(pool, layer, page), _fold(pool.view(layer, KV, page), 8 * size))
             for layer in range(layout.layers)
         ]
         for position in range(wanted):

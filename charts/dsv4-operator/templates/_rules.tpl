@@ -1,0 +1,36 @@
+{{/*
+What the operator does in the namespaces that it looks after, and nothing else: tests/cluster/test_rbac.py compares
+this with the API server's audit log. docs/install.md says why for each.
+*/}}
+{{- define "dsv4-operator.rules" -}}
+- apiGroups: [serving.dsv4.dev]
+  resources: [dsv4deployments]
+  verbs: [list, watch]
+- apiGroups: [serving.dsv4.dev]
+  resources: [dsv4deployments/status]
+  verbs: [patch]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [leaderworkerset.x-k8s.io]
+  resources: [leaderworkersets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [configmaps, serviceaccounts, services]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch, patch]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end -}}

@@ -1,0 +1,74 @@
+"""The canaries' metrics, scraped by a real Prometheus and asked for in its own language."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+from localcluster.prometheus import PrometheusServer
+from rich.console import Console
+from rich.table import Table
+from stage import Stage
+
+SCRAPE_SECONDS = 2
+WATCH_SECONDS = 14
+QUERIES = (
+    ("canary passes (1 = Ready)", "dsv4_canary_ready"),
+    ("probes passed", 'sum by (pod) (dsv4_canary_probes_total{outcome="pass"})'),
+    ("probes failed", 'sum by (pod) (dsv4_canary_probes_total{outcome!="pass"})'),
+    ("failures by signature", "sum by (pod, signature) (dsv4_canary_failures_total)"),
+    ("seconds since the last success", "time() - dsv4_canary_last_success_timestamp_seconds"),
+    ("mean probe time, s", "sum by (pod) (dsv4_canary_probe_seconds_sum) / sum by (pod) (dsv4_canary_probe_seconds_count)"),
+)
+
+
+def scrape_config(kubeconfig: Path, namespace: str) -> str:
+    """Scrape every canary container of the namespace, as the shipped PodMonitor does."""
+    pods = {
+        "job_name": "dsv4-canary",
+        "kubernetes_sd_configs": [
+            {"role": "pod", "kubeconfig_file": str(kubeconfig), "namespaces": {"names": [namespace]}}
+        ],
+        "relabel_configs": [
+            {"source_labels": ["__meta_kubernetes_pod_container_port_name"], "regex": "canary", "action": "keep"},
+            {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
+            {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
+        ],
+    }
+    settings = {"scrape_interval": f"{SCRAPE_SECONDS}s", "scrape_timeout": f"{SCRAPE_SECONDS}s"}
+    return yaml.safe_dump({"global": settings, "scrape_configs": [pods]})
+
+
+def show_metrics(stage: Stage, console: Console) -> None:
+    """Scrape for a while and print one table per question."""
+    if not stage.embedded:
+        console.print(
+            "Prometheus is not started beside your own cluster; scrape the pods' port named canary, or look at one:\n"
+            f"  kubectl -n {stage.namespace} port-forward deploy/<name>-<fingerprint>-prefill 30002 & "
+            "curl localhost:30002/metrics"
+        )
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="dsv4-demo-") as folder:
+        config = scrape_config(stage.kubeconfig, stage.namespace)
+        with PrometheusServer(Path(folder), config, port) as prometheus:
+            with console.status(f"scraping every {SCRAPE_SECONDS} s for {WATCH_SECONDS} s"):
+                time.sleep(WATCH_SECONDS)
+            table = Table("question", "PromQL", "pod", "value", title_justify="left")
+            for question, expression in QUERIES:
+                results = prometheus.query(expression)
+                for index, result in enumerate(sorted(results, key=lambda r: str(r["metric"].get("pod")))):
+                    labels = result["metric"]
+                    pod = labels.get("pod", "").split("-", 2)[-1]
+                    signature = f" {labels['signature']}" if "signature" in labels else ""
+                    first = index == 0
+                    value = f"{float(result['value'][1]):.4g}"
+                    table.add_row(question if first else "", expression if first else "", f"{pod}{signature}", value)
+                if not results:
+                    table.add_row(question, expression, "-", "none")
+            console.print(table)

@@ -1,0 +1,123 @@
+"""The command line: what argparse accepts and refuses, and what SGLang's resolution refuses."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsv4_engine_sim import flags
+from dsv4_engine_sim.settings import RefusedError, resolve
+
+SOURCES = Path(__file__).parents[3] / "images" / "engine-sim" / "src"
+RELEASE = "0.5.23"
+
+
+def parse(line, **env):
+    return resolve(flags.parse(["--model-path", "/m", *line.split()], RELEASE), env)
+
+
+def test_table_is_the_releases():
+    table = flags.load_table(RELEASE)
+    assert len(table) == 531
+    with pytest.raises(flags.ReleaseError, match=r"known: 0\.5\.23"):
+        flags.load_table("0.4.0")
+
+
+def test_a_real_prefill_command_line():
+    settings = parse(
+        "--host 0.0.0.0 --port 30000 --disaggregation-mode prefill --disaggregation-transfer-backend nixl "
+        "--disaggregation-bootstrap-port 8998 --tp 8 --attn-dp-size 2 --enable-hierarchical-cache --hicache-ratio 2 "
+        "--hicache-io-backend kernel --hicache-mem-layout page_first --page-size 64 --kv-cache-dtype auto "
+        "--tool-call-parser deepseekv4 --reasoning-parser deepseek-v4 --enable-metrics --mem-fraction-static 0.85 "
+        "--chunked-prefill-size 16384 --watchdog-timeout 300 --disable-overlap-schedule --trust-remote-code "
+        "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1 "
+        "--speculative-num-draft-tokens 4 --nnodes 2 --node-rank 0 --dist-init-addr x:5000"
+    )
+    assert (settings.mode, settings.tp_size, settings.dp_size, settings.hicache) == ("prefill", 8, 2, True)
+    assert settings.page_size == 256, "forced for this model"
+    assert settings.kv_cache_dtype == "fp8_e4m3"
+    assert settings.served_model_name == "SIMULATOR//m"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--no-such-flag",
+        "--disaggregation-mode both",
+        "--port many",
+        "--cuda-graph-max-bs 8",  # retired; now an ambiguous prefix
+        "--tool-call-parser deepseekv5",
+        "--hicache-io-backend gpu",
+        "stray",
+    ],
+)
+def test_argparse_refuses(line, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        parse(line)
+    assert stopped.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_model_path_is_required():
+    with pytest.raises(SystemExit) as stopped:
+        flags.parse([], RELEASE)
+    assert stopped.value.code == 2
+
+
+def test_unambiguous_prefixes_and_aliases_are_accepted():
+    assert parse("--tp 4").tp_size == 4
+    assert parse("--disable-radix-cache --served-model x").served_model_name == "x"
+    assert parse("--tensor-parallel-size 2").tp_size == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("--disaggregation-mode prefill --disaggregation-transfer-backend fake", "does not support 'fake'"),
+        ("--enable-hierarchical-cache --disable-radix-cache", "mutually exclusive"),
+        ("--disaggregation-mode decode --enable-hicache", "mutually exclusive"),
+        ("--disaggregation-mode decode --disaggregation-decode-enable-radix-cache", "radix"),
+        ("--enable-hierarchical-cache --hicache-size 100", "use --hicache-ratio instead"),
+        ("--kv-cache-dtype fp8_e5m2", "kv_cache_dtype"),
+        ("--disaggregation-mode decode --dsv4-attn-backend trtllm", "trtllm"),
+        ("--speculative-algorithm NGRAM", "Only EAGLE and DSPARK"),
+        ("--tool-call-parser deepseekv4 --reasoning-parser qwen3", "cannot be mixed"),
+    ],
+)
+def test_resolution_refuses(line, text):
+    with pytest.raises(RefusedError, match=text):
+        parse(line)
+
+
+def test_decode_accepts_the_fake_backend():
+    assert parse("--disaggregation-mode decode --disaggregation-transfer-backend fake").transfer_backend == "fake"
+
+
+def test_index_k_dtype_from_flag_and_variable():
+    assert parse("").index_k_dtype == "fp8"
+    assert parse("--enable-deepseek-v4-fp4-indexer").index_k_dtype == "fp4"
+    assert parse("", DSV4_INDEX_K_DTYPE="bf16").index_k_dtype == "bf16"
+    with pytest.raises(RefusedError, match="contradicts"):
+        parse("--enable-deepseek-v4-fp4-indexer", DSV4_INDEX_K_DTYPE="bf16")
+
+
+def test_config_file_comes_first_and_the_command_line_wins(tmp_path):
+    config = tmp_path / "server.yaml"
+    config.write_text("tp-size: 8\nport: 1234\nenable-metrics: true\n")
+    settings = parse(f"--config {config} --port 4321")
+    assert (settings.tp_size, settings.port, settings.enable_metrics) == (8, 4321, True)
+    config.write_text("no-such-key: 1\n")
+    with pytest.raises(SystemExit):
+        parse(f"--config {config}")
+
+
+@pytest.mark.parametrize(("line", "status"), [("--no-such-flag", 2), ("--enable-hicache --hicache-size 1", 1)])
+def test_exit_status_of_the_process(line, status):
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", "/m", *line.split()]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(SOURCES)}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == status
+    assert done.stderr
