@@ -13,9 +13,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from rich.console import Console  # noqa: E402
-from stage import DemoError, Stage, embedded_stage, foreign_stage  # noqa: E402
-from story import play  # noqa: E402
+from rich.console import Console
+from stage import DemoError, Stage, embedded_stage, foreign_stage
+from story import play
+
+from localcluster.errors import ClusterError
 
 NAME = "demo"
 
@@ -36,7 +38,7 @@ def main() -> int:
         stage.prepare()
         play(stage, console)
         _look_around(console, stage, time.monotonic() - started)
-    except DemoError as error:
+    except (DemoError, ClusterError) as error:
         console.print(f"[bold red]error:[/] {error}", soft_wrap=True)
         return 1
     except KeyboardInterrupt:

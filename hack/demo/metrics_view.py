@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 
 import yaml
-from localcluster.prometheus import PrometheusServer
 from rich.console import Console
 from rich.table import Table
 from stage import Stage
+
+from localcluster.prometheus import PrometheusServer
 
 SCRAPE_SECONDS = 2
 WATCH_SECONDS = 14
@@ -21,25 +22,25 @@ QUERIES = (
     ("probes failed", 'sum by (pod) (dsv4_canary_probes_total{outcome!="pass"})'),
     ("failures by signature", "sum by (pod, signature) (dsv4_canary_failures_total)"),
     ("seconds since the last success", "time() - dsv4_canary_last_success_timestamp_seconds"),
-    ("mean probe time, s", "sum by (pod) (dsv4_canary_probe_seconds_sum) / sum by (pod) (dsv4_canary_probe_seconds_count)"),
+    (
+        "mean probe time, s",
+        "sum by (pod) (dsv4_canary_probe_seconds_sum) / sum by (pod) (dsv4_canary_probe_seconds_count)",
+    ),
 )
 
 
-def scrape_config(kubeconfig: Path, namespace: str) -> str:
-    """Scrape every canary container of the namespace, as the shipped PodMonitor does."""
-    pods = {
-        "job_name": "dsv4-canary",
-        "kubernetes_sd_configs": [
-            {"role": "pod", "kubeconfig_file": str(kubeconfig), "namespaces": {"names": [namespace]}}
-        ],
-        "relabel_configs": [
-            {"source_labels": ["__meta_kubernetes_pod_container_port_name"], "regex": "canary", "action": "keep"},
-            {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
-            {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
-        ],
-    }
+def scrape_config(stage: Stage, targets: Path) -> str:
+    """Scrape every canary of the namespace. Debian's Prometheus lacks Kubernetes discovery, so targets are a file."""
+    entries = []
+    for pod in (stage.get("pods") or {}).get("items", []):
+        containers = [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
+        ports = [port for container in containers for port in container.get("ports", []) if port["name"] == "canary"]
+        labels = {"pod": pod["metadata"]["name"], "namespace": stage.namespace}
+        entries += [{"targets": [f"{pod['status']['podIP']}:{p['containerPort']}"], "labels": labels} for p in ports]
+    targets.write_text(yaml.safe_dump(entries))
+    job = {"job_name": "dsv4-canary", "file_sd_configs": [{"files": [str(targets)]}]}
     settings = {"scrape_interval": f"{SCRAPE_SECONDS}s", "scrape_timeout": f"{SCRAPE_SECONDS}s"}
-    return yaml.safe_dump({"global": settings, "scrape_configs": [pods]})
+    return str(yaml.safe_dump({"global": settings, "scrape_configs": [job]}))
 
 
 def show_metrics(stage: Stage, console: Console) -> None:
@@ -55,7 +56,7 @@ def show_metrics(stage: Stage, console: Console) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="dsv4-demo-") as folder:
-        config = scrape_config(stage.kubeconfig, stage.namespace)
+        config = scrape_config(stage, Path(folder) / "targets.yml")
         with PrometheusServer(Path(folder), config, port) as prometheus:
             with console.status(f"scraping every {SCRAPE_SECONDS} s for {WATCH_SECONDS} s"):
                 time.sleep(WATCH_SECONDS)

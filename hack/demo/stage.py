@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from localcluster import LocalCluster, images, tools
 from localcluster.cluster import ClusterOptions
 from localcluster.errors import ClusterError
-from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM_NAMESPACE = "dsv4-system"
@@ -67,6 +68,7 @@ def embedded_stage(console: Console, name: str) -> Stage:
     if os.geteuid() != 0:
         raise DemoError("the embedded cluster runs a real kubelet and containerd and needs root; use sudo make demo")
     cluster = LocalCluster(name, ClusterOptions(mode="node"))
+    stage: Stage
 
     def prepare() -> None:
         console.rule("[bold]1. a cluster")
@@ -77,7 +79,10 @@ def embedded_stage(console: Console, name: str) -> Stage:
         try:
             cluster.up()
             for image in PRODUCT_IMAGES:
-                images.load(cluster, images.PRODUCT_IMAGES[image].build())
+                archive = images.PRODUCT_IMAGES[image].build()
+                images.load(cluster, archive)
+                if image == "operator":  # the tag stays the same: have a changed image roll the pod
+                    stage.image_values.append(f"podAnnotations.demo-image={archive.stem}")
         except ClusterError as error:
             raise DemoError(str(error)) from error
 
@@ -115,12 +120,12 @@ def foreign_stage(console: Console, kubeconfig: Path) -> Stage:
         server = stage.run_kubectl("config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}")
         console.print(f"Using KUBECONFIG={kubeconfig} ({server}).", soft_wrap=True)
         console.print(
-            f"The demo will: install the CRD and the operator into namespace {SYSTEM_NAMESPACE}, create namespace demo with "
-            "one DSV4Deployment of simulated engines, and change that object twice. `make demo-down` removes the two "
-            "namespaces, the release and the CRD.\n"
-            f"Images are taken from {registry} (DSV4_DEMO_IMAGES): build them with docker from images/ and load them, with "
-            "kind: `kind load docker-image`.\n"
-            "Nodes need allocatable nvidia.com/gpu and the label nvidia.com/gpu.compute.major=10, also where there is no GPU.",
+            f"The demo will: install the CRD and the operator into namespace {SYSTEM_NAMESPACE}, create namespace demo "
+            "with one DSV4Deployment of simulated engines, and change that object twice. `make demo-down` removes the "
+            "two namespaces, the release and the CRD.\n"
+            f"Images are taken from {registry} (DSV4_DEMO_IMAGES): build them with docker from images/ and load them, "
+            "with kind: `kind load docker-image`.\n"
+            "Nodes need allocatable nvidia.com/gpu and the label nvidia.com/gpu.compute.major=10, also without GPUs.",
             soft_wrap=True,
         )
 

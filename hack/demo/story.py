@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -51,11 +49,19 @@ def _install(stage: Stage, console: Console) -> None:
     console.rule("[bold]2. the operator, with helm")
     values = [argument for value in stage.image_values for argument in ("--set", value)]
     chart = str(ROOT / "charts" / "dsv4-operator")
+    try:
+        _upgrade(stage, chart, values)
+    except DemoError as error:
+        log = stage.run_kubectl("-n", SYSTEM_NAMESPACE, "logs", "deploy/dsv4-operator", "--tail", "5", check=False)
+        raise DemoError(f"{error}\nthe operator's last words:\n{log}") from None
+    console.print(stage.run_kubectl("-n", SYSTEM_NAMESPACE, "get", "pods").rstrip())
+
+
+def _upgrade(stage: Stage, chart: str, values: list[str]) -> None:
     stage.run_helm(
         "upgrade", "--install", "dsv4-operator", chart, "-n", SYSTEM_NAMESPACE, "--create-namespace", "--wait",
-        "--timeout", "3m", *values,
+        "--timeout", "90s", *values,
     )  # fmt: skip
-    console.print(stage.run_kubectl("-n", SYSTEM_NAMESPACE, "get", "pods").rstrip())
 
 
 def _apply(stage: Stage, console: Console) -> None:
@@ -155,7 +161,7 @@ def _post(url: str, body: dict[str, Any]) -> Any:
             return json.load(response)
     except HTTPError as error:
         raise DemoError(f"{url} answered {error.code}: {error.read()[:300]!r}") from error
-    except (OSError, socket.timeout) as error:
+    except (TimeoutError, OSError) as error:
         raise DemoError(f"{url} did not answer: {error}") from error
 
 
@@ -173,37 +179,36 @@ def _uids(stage: Stage) -> dict[str, set[str]]:
     return found
 
 
-def _what_rolled(stage: Stage, console: Console, before: dict[str, set[str]]) -> None:
-    after = _uids(stage)
+def _reasons(stage: Stage) -> set[str]:
+    """Messages of events that say why pods are replaced."""
+    events = (stage.get("events") or {}).get("items", [])
+    return {event["message"] for event in events if event["reason"] in ("RollingRole", "NewGeneration")}
+
+
+def _what_rolled(stage: Stage, console: Console, before: dict[str, set[str]], known: set[str]) -> None:
+    after, why = _uids(stage), _reasons(stage) - known
     table = Table("role", "pods", "why", title="what was replaced", title_justify="left")
-    why = {event["message"] for event in (stage.get("events") or {}).get("items", []) if event["reason"] == "RollingRole"}
     for role in ("prefill", "decode", "router"):
         kept = before.get(role, set()) == after.get(role, set())
-        reasons = [text for text in why if text.startswith(f"replacing {role} ")] if not kept else []
-        reason = reasons[-1] if reasons else ("" if kept else "new KV fingerprint")
-        table.add_row(role, "kept" if kept else "[bold]replaced[/]", reason)
+        mine = sorted(text for text in why if text.startswith((f"replacing {role} ", "generation ")))
+        table.add_row(role, "kept" if kept else "[bold]replaced[/]", "" if kept else "\n".join(mine))
     console.print(table)
 
 
 def _toggle(stage: Stage, console: Console) -> None:
     console.rule("[bold]4. HiCache on: one role rolls")
-    before = _uids(stage)
+    before, known = _uids(stage), _reasons(stage)
     _patch(stage, console, {"hiCache": {"enabled": True}})
     _wait_settled(stage, console)
-    _what_rolled(stage, console, before)
+    _what_rolled(stage, console, before, known)
 
 
 def _new_generation(stage: Stage, console: Console) -> None:
     console.rule("[bold]5. index-K from FP8 to FP4: a new generation, and no pair ever mixes the two")
-    before = _uids(stage)
+    before, known = _uids(stage), _reasons(stage)
     old = stage.get("dsv4", "demo")["status"]["fingerprint"]
     _patch(stage, console, {"indexK": {"dtype": "FP4"}})
     _wait_settled(stage, console, switched_from=old)
-    _what_rolled(stage, console, before)
+    _what_rolled(stage, console, before, known)
     new = stage.get("dsv4", "demo")["status"]["fingerprint"]
     console.print(f"fingerprint {old} -> {new}; the old generation is gone")
-
-
-def work_folder(stage: Stage) -> Path:
-    """A folder that lives as long as the demo's cluster."""
-    return stage.kubeconfig.parent if stage.embedded else ROOT / "build" / "demo"

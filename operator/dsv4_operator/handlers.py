@@ -77,8 +77,8 @@ def kopf_settings(kinds: tuple[Kind, ...]) -> kopf.OperatorSettings:
     settings.execution.max_workers = 2  # there are no synchronous handlers
     for kind in kinds:
         if kind != DSV4_DEPLOYMENT:
-            # In the request itself: a decorator's filter would have the server send every pod of the cluster.
-            settings.watching.label_selectors[f"{kind.group}/{kind.plural}" if kind.group else kind.plural] = (
-                CHILD_SELECTOR
-            )
+            # In the request itself: a decorator's filter would have the server send every pod of the cluster. The key
+            # is a triple: kopf silently ignores "group/plural".
+            version = kind.api_version.rpartition("/")[2]
+            settings.watching.label_selectors[kind.group, version, kind.plural] = CHILD_SELECTOR
     return settings

@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import socket
-from typing import Any
+from typing import Any, cast
 
 import kopf
 
@@ -123,7 +123,6 @@ class Operator:
         self._health.start_working()
         peers = PeerClient()
         reconciler = self._reconciler(api, peers)
-        await self._find_optional_kinds(api)
         if not await self._first_resync(api, lost):
             return
         registry = kopf.OperatorRegistry()
@@ -175,6 +174,8 @@ class Operator:
             standalone=True,
             clusterwide=not self._settings.namespaces,
             namespaces=self._settings.namespaces,
+            # Kopf would ask for the user's name, and the uid of a container often has none.
+            identity=cast(Any, self._identity),
         )
         # Kopf has just taken the signals; they are ours, since work must end before the watches do.
         self.take_signals()
@@ -183,6 +184,8 @@ class Operator:
     # -- resync: what watches missed (kopf sends no DELETED for what vanished behind a 410)
 
     async def _find_optional_kinds(self, api: KubeApi) -> None:
+        """Watch the optional kinds that the cluster serves. An API that comes later is found at the next start."""
+        found = []
         for kind in OPTIONAL_KINDS:
             try:
                 await api.list(
@@ -190,15 +193,15 @@ class Operator:
                 )
             except KindNotInstalled:
                 LOG.info("%s is not installed in this cluster", kind.kind)
-            except ApiError as error:
-                LOG.warning("%s is not watched: %s", kind.kind, error)
             else:
-                self._kinds = (*self._kinds, kind)
+                found.append(kind)
+        self._kinds = (DSV4_DEPLOYMENT, *CHILD_KINDS, *found)
 
     async def _first_resync(self, api: KubeApi, lost: asyncio.Event) -> bool:
         """Know everything before the first pass. False when asked to stop meanwhile."""
         while not self._stop.is_set() and not lost.is_set():
             try:
+                await self._find_optional_kinds(api)
                 await self._resync(api)
             except ApiError as error:
                 LOG.warning("first resync failed: %s", error)
@@ -259,7 +262,7 @@ def _login(settings: OperatorSettings) -> Any:
             server=configuration.host,
             ca_path=configuration.ssl_ca_cert,
             insecure=not configuration.verify_ssl,
-            token=bearer.removeprefix("Bearer ") or None,
+            token=bearer.rpartition(" ")[2] or None,  # the scheme is "Bearer" from a file and "bearer" in a pod
             certificate_path=configuration.cert_file,
             private_key_path=configuration.key_file,
         )

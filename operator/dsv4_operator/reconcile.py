@@ -33,7 +33,9 @@ from dsv4_operator.api.v1alpha1.deployment import DSV4Deployment, InvalidSpecErr
 from dsv4_operator.api.v1alpha1.status import DSV4DeploymentStatus
 from dsv4_operator.desired.children import build_generation_children, build_object_children
 from dsv4_operator.desired.context import DesiredContext, workers_name
+from dsv4_operator.desired.engine_workload import read_fingerprint_inputs
 from dsv4_operator.desired.workers import build_workers, read_removed, read_workers, workers_digest
+from dsv4_operator.engine.fingerprint import changed_inputs
 from dsv4_operator.engine.images import ImageDefaults, resolve_images
 from dsv4_operator.engine.releases import KNOWN_RELEASES, release_of
 from dsv4_operator.kube.errors import Forbidden, Invalid, KindNotInstalled, NotFound
@@ -217,6 +219,8 @@ class Reconciler:
         if plan.switched:
             message = f"generation {plan.serving} is whole and serves; {pointed_at} drains"
             this.events.add(this.raw, "Normal", Reason.UP_TO_DATE, message, action="Switch")
+        if pointed_at is not None and ctx.fingerprint not in this.fingerprints:
+            self._tell_new_generation(this, ctx, pointed_at)
         routed: set[str] = set()
         if ctx.spec.router.enabled:
             await self._guard(this, self._keys.ensure(ctx))
@@ -259,6 +263,23 @@ class Reconciler:
             role = intent["metadata"]["labels"][LABEL_ROLE]
             message = f"replacing {role} pods: {'; '.join(reasons)}"
             this.events.add(this.raw, "Normal", Reason.ROLLING_ROLE, message, action="Roll")
+
+    @staticmethod
+    def _tell_new_generation(this: _Pass, ctx: DesiredContext, serving: str) -> None:
+        """Say which fields made a new fingerprint."""
+        workload = next(
+            (
+                child
+                for child in this.children
+                if (child["metadata"].get("labels") or {}).get(LABEL_FINGERPRINT) == serving
+                and read_fingerprint_inputs(child)
+            ),
+            None,
+        )
+        because = changed_inputs(read_fingerprint_inputs(workload), ctx.fingerprint_inputs) if workload else []
+        fields = f" because of {', '.join(because)}" if because else ""
+        message = f"generation {ctx.fingerprint} is made beside {serving}{fields}"
+        this.events.add(this.raw, "Normal", Reason.NEW_GENERATION, message, action="Switch")
 
     async def _guard(self, this: _Pass, write: Any) -> Any:
         """Carry out one write; what concerns this child alone becomes a fault and does not stop the others."""

@@ -58,6 +58,11 @@ def test_recipes_are_for_any_base_and_no_root(root: Path, name: str) -> None:
     assert not any("dsv4_canary" in line for line in copied)
 
 
+def test_the_operator_s_user_has_a_name(root: Path) -> None:
+    """Kopf asks for it, and a uid that is in no passwd file has none: the operator would not start in a pod."""
+    assert re.search(r"^ +USER=\w+ \\$", (root / "images/operator/Dockerfile").read_text(), flags=re.MULTILINE)
+
+
 @pytest.mark.parametrize("router", [{}, {"policy": "PowerOfTwo", "apiKeySecretRef": {"name": "s", "key": "k"}}])
 def test_the_router_takes_the_operator_s_arguments(root: Path, router: dict[str, Any]) -> None:
     raw = yaml.safe_load((root / "manifests/samples/minimal.yaml").read_text())

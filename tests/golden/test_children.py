@@ -148,9 +148,7 @@ def test_the_validator_can_refuse() -> None:
     (deployment, *_) = [child for child in ALL["minimal"] if child["kind"] == "Deployment"]
     for wrong in ({"replicas": "two"}, {"replica": 1}):
         with pytest.raises(kubernetes_validate.ValidationError):
-            kubernetes_validate.validate(
-                deployment | {"spec": deployment["spec"] | wrong}, KUBERNETES, strict=True
-            )
+            kubernetes_validate.validate(deployment | {"spec": deployment["spec"] | wrong}, KUBERNETES, strict=True)
     (workers, *_) = [child for child in ALL["multi-node"] if child["kind"] == "LeaderWorkerSet"]
     for wrong in ({"startupPolicy": "Whenever"}, {"size": 2}):
         with pytest.raises(jsonschema.ValidationError):
@@ -357,7 +355,9 @@ def test_every_node_of_an_engine_may_talk_to_every_other() -> None:
         labels = template["metadata"]["labels"]
         if labels.get(LABEL_ROLE) == "router":
             continue
-        assert any("ports" not in rule and selects(rule["from"][0]["podSelector"], labels) for rule in policy["ingress"])
+        assert any(
+            "ports" not in rule and selects(rule["from"][0]["podSelector"], labels) for rule in policy["ingress"]
+        )
 
 
 @pytest.mark.parametrize("name", ALL)

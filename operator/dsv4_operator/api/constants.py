@@ -26,6 +26,9 @@ MANAGED_BY: Final = "dsv4-operator"
 
 ANNOTATION_INTENT: Final = f"{GROUP}/intent"
 """On every child: digest of what the operator last applied, so that a restart need not write anything."""
+ANNOTATION_INPUTS: Final = f"{GROUP}/fingerprint-inputs"
+"""On engine workloads: digest of every fingerprint input by field path, so that a new generation can say which field
+made it. Digests, since environment variables are among them."""
 ANNOTATION_WORKERS: Final = f"{GROUP}/workers"
 """On router pods: digest of the workers file; changing it makes the kubelet refresh the mount at once (0.1 to 0.2 s
 against 55 to 83 s, measured with smg 1.13.0 on Kubernetes 1.36)."""

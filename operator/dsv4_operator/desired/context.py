@@ -18,7 +18,7 @@ from dsv4_operator.api.constants import (
 )
 from dsv4_operator.api.v1alpha1.roles import RoleSpec
 from dsv4_operator.api.v1alpha1.spec import DSV4DeploymentSpec
-from dsv4_operator.engine.fingerprint import kv_fingerprint
+from dsv4_operator.engine.fingerprint import input_digests, kv_fingerprint
 from dsv4_operator.engine.images import Images
 from dsv4_operator.engine.releases import Release
 
@@ -44,6 +44,11 @@ class DesiredContext:
     def fingerprint(self) -> str:
         """KV fingerprint of the spec."""
         return kv_fingerprint(self.spec, self.release, self.images.engine or "")
+
+    @cached_property
+    def fingerprint_inputs(self) -> dict[str, str]:
+        """Digest of each input of the fingerprint, by the path of its field."""
+        return input_digests(self.spec, self.release, self.images.engine or "")
 
     def role_spec(self, role: Role) -> RoleSpec:
         """The spec of an engine role."""

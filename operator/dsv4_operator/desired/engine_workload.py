@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
-from dsv4_operator.api.constants import Role
+from dsv4_operator.api.constants import ANNOTATION_INPUTS, Role
 from dsv4_operator.desired.context import DesiredContext, selector
 from dsv4_operator.desired.engine_pod import build_engine_pod_template
 
@@ -14,6 +16,21 @@ def build_engine_workload(ctx: DesiredContext, role: Role) -> dict[str, Any]:
     if ctx.role_spec(role).nodes > 1:
         return _leader_worker_set(ctx, role)
     return _deployment(ctx, role)
+
+
+def _metadata(ctx: DesiredContext, role: Role) -> dict[str, Any]:
+    inputs = json.dumps(ctx.fingerprint_inputs, sort_keys=True, separators=(",", ":"))
+    metadata = ctx.metadata(ctx.generation_name(role.value), role, generation=True)
+    return {**metadata, "annotations": {ANNOTATION_INPUTS: inputs}}
+
+
+def read_fingerprint_inputs(workload: Mapping[str, Any]) -> dict[str, str]:
+    """The digests of fingerprint inputs that a workload was made with; empty when it says none."""
+    try:
+        found = json.loads((workload["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS, "{}"))
+    except ValueError:
+        return {}
+    return {str(path): str(digest) for path, digest in found.items()} if isinstance(found, dict) else {}
 
 
 def engine_replicas(ctx: DesiredContext, role: Role) -> int:
@@ -34,7 +51,7 @@ def _deployment(ctx: DesiredContext, role: Role) -> dict[str, Any]:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": ctx.metadata(ctx.generation_name(role.value), role, generation=True),
+        "metadata": _metadata(ctx, role),
         "spec": {
             "replicas": engine_replicas(ctx, role),
             "selector": {"matchLabels": selector(ctx.name, role, ctx.fingerprint)},
@@ -53,7 +70,7 @@ def _leader_worker_set(ctx: DesiredContext, role: Role) -> dict[str, Any]:
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
         "kind": "LeaderWorkerSet",
-        "metadata": ctx.metadata(ctx.generation_name(role.value), role, generation=True),
+        "metadata": _metadata(ctx, role),
         "spec": {
             "replicas": engine_replicas(ctx, role),
             "startupPolicy": "LeaderCreated",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from dsv4_operator.api.v1alpha1.roles import RoleSpec
@@ -63,6 +64,15 @@ def _topology(role: RoleSpec) -> dict[str, int | None]:
     }
 
 
-def changed_inputs(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Paths of the fields by which two fingerprints differ, in the order of the inputs."""
+def input_digests(spec: DSV4DeploymentSpec, release: Release, image: str) -> dict[str, str]:
+    """A short digest of each fingerprint input by its path: what is compared, without what it says."""
+    inputs = fingerprint_inputs(spec, release, image)
+    return {
+        path: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+        for path, value in inputs.items()
+    }
+
+
+def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Paths of the fields by which two fingerprints differ, in the order of the inputs (or digests)."""
     return [path for path in new if old.get(path) != new[path]]

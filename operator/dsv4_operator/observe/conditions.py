@@ -78,7 +78,7 @@ def _waiting_pod(seen: Observation, role: Role, fingerprint: str) -> PodView | N
 def _sentence(seen: Observation, pod: PodView) -> str:
     report = seen.reports.get(pod.uid)
     if report is not None and report.message and not report.ready and pod.engine_started:
-        return f"pod {pod.name}: canary: {report.message}"
+        return f"pod {pod.name}: {'canary: ' if report.reachable else ''}{report.message}"
     return f"pod {pod.name}: {pod.waits_for or 'starting'}"
 
 

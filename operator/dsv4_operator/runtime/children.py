@@ -9,7 +9,7 @@ from typing import Any
 from dsv4_operator.api.constants import API_VERSION, FIELD_MANAGER, KIND
 from dsv4_operator.kube.kinds import Kind, kind_of
 from dsv4_operator.kube.port import KubeApi
-from dsv4_operator.plan.drift import drift, with_digest
+from dsv4_operator.plan.drift import drift, intent_digest, with_digest
 from dsv4_operator.plan.pruning import is_owned
 from dsv4_operator.runtime.cache import ObjectCache
 from dsv4_operator.runtime.outcome import NotYet
@@ -29,7 +29,7 @@ class ChildWriter:
     def __init__(self, api: KubeApi, cache: ObjectCache) -> None:
         self._api = api
         self._cache = cache
-        self._settled: dict[tuple[Kind, str, str], str] = {}
+        self._settled: dict[tuple[Kind, str, str], tuple[str, str]] = {}
 
     async def apply(self, intent: Mapping[str, Any], owner_uid: str) -> str | None:
         """Make the live object match the intent; says why it was written, None when it was as wanted.
@@ -48,7 +48,7 @@ class ChildWriter:
         if live is not None:
             _check_owner(live, kind, owner_uid)
         reason = drift(live, intent)
-        if reason is None or (live is not None and self._is_settled(kind, live)):
+        if reason is None or (live is not None and self._is_settled(kind, live, intent)):
             return None
         result = await self._api.apply(with_digest(intent), field_manager=FIELD_MANAGER, force=True)
         self._cache.put(kind, result)
@@ -57,7 +57,7 @@ class ChildWriter:
             # Something in the cluster (an admission webhook, say) insists on another value. Writing again in every
             # pass would be a war; leave it until the object changes.
             LOG.warning("%s %s/%s: %s right after it was applied; left as it is", kind.kind, namespace, name, left)
-            self._settled[kind, namespace, name] = result["metadata"]["resourceVersion"]
+            self._settled[kind, namespace, name] = (str(result["metadata"]["resourceVersion"]), intent_digest(intent))
         return reason
 
     async def delete(self, obj: Mapping[str, Any]) -> bool:
@@ -69,10 +69,11 @@ class ChildWriter:
         self._settled.pop((kind, metadata["namespace"], metadata["name"]), None)
         return deleted
 
-    def _is_settled(self, kind: Kind, live: Mapping[str, Any]) -> bool:
+    def _is_settled(self, kind: Kind, live: Mapping[str, Any], intent: Mapping[str, Any]) -> bool:
+        """Whether this very intent was applied to this very state before, and did not stick."""
         metadata = live["metadata"]
-        settled_at = self._settled.get((kind, metadata["namespace"], metadata["name"]))
-        return settled_at is not None and settled_at == str(metadata["resourceVersion"])
+        settled = self._settled.get((kind, metadata["namespace"], metadata["name"]))
+        return settled == (str(metadata["resourceVersion"]), intent_digest(intent))
 
 
 def _check_owner(live: Mapping[str, Any], kind: Kind, owner_uid: str) -> None:

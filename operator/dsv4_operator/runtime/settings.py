@@ -80,13 +80,6 @@ class OperatorSettings(BaseSettings):
         "Router image for objects without spec.router.image.",
         pattern=_IMAGE,
     )
-    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = _setting(
-        "IfNotPresent",
-        "Default images",
-        "Always, IfNotPresent or Never",
-        "Pull policy for objects that name none.",
-    )
-
     workers: int = _setting(
         16, "Work", "an integer from 1 to 256", "Objects reconciled at the same time.", ge=1, le=256
     )

@@ -125,7 +125,9 @@ ATTACKS: dict[str, Object] = {
     "mount by name": engine(volumeMounts=[{"name": "model", "mountPath": "/other"}]),
     "shm by name": engine(volumeMounts=[{"name": "shm", "mountPath": "/elsewhere"}]),
     "canary command": {"spec": {"initContainers": [{"name": "canary", "command": ["sleep"], "image": "evil"}]}},
-    "canary probe": {"spec": {"initContainers": [{"name": "canary", "readinessProbe": {"exec": {}}, "startupProbe": {}}]}},
+    "canary probe": {
+        "spec": {"initContainers": [{"name": "canary", "readinessProbe": {"exec": {}}, "startupProbe": {}}]}
+    },
     "canary by name": {"spec": {"initContainers": [{"name": "canary"}]}},
     "canary environment": {
         "spec": {"initContainers": [{"name": "canary", "env": [{"name": "DSV4_CANARY_ROLE", "value": "decode"}]}]}
@@ -222,7 +224,7 @@ OVERLAYS = st.fixed_dictionaries(
             st.fixed_dictionaries(
                 {},
                 optional={
-                    **{field: SCALARS for field in GUARDED_POD},
+                    **dict.fromkeys(GUARDED_POD, SCALARS),
                     "containers": st.one_of(ODD, st.lists(CONTAINER, max_size=3)),
                     "initContainers": st.one_of(ODD, st.lists(CONTAINER, max_size=3)),
                     "volumes": st.one_of(
@@ -294,7 +296,11 @@ def test_it_adds() -> None:
 
 def test_a_name_alone_changes_nothing() -> None:
     """A volume or container of which only the name is given merges; it is no variable that replaces ours."""
-    for overlay in (engine(), {"spec": {"volumes": [{"name": "tmp"}]}}, {"spec": {"initContainers": [{"name": "canary"}]}}):
+    for overlay in (
+        engine(),
+        {"spec": {"volumes": [{"name": "tmp"}]}},
+        {"spec": {"initContainers": [{"name": "canary"}]}},
+    ):
         assert template(overlay) == PLAIN
 
 

@@ -139,7 +139,9 @@ WORKERS = st.builds(
 )
 
 
-@given(st.lists(WORKERS, max_size=5, unique=True), st.dictionaries(st.sampled_from("abc"), st.floats(0, 2e9), max_size=2))
+@given(
+    st.lists(WORKERS, max_size=5, unique=True), st.dictionaries(st.sampled_from("abc"), st.floats(0, 2e9), max_size=2)
+)
 def test_what_is_written_is_read_back_and_order_is_no_difference(
     workers: list[Worker], removed: dict[str, float]
 ) -> None:
@@ -152,7 +154,7 @@ def test_what_is_written_is_read_back_and_order_is_no_difference(
 
 
 def test_digest_tells_lists_apart() -> None:
-    lists = ([], [P1], [P2], [P1, P2], [D1], [Worker(P1.url, P1.role, "other")])
+    lists: tuple[list[Worker], ...] = ([], [P1], [P2], [P1, P2], [D1], [Worker(P1.url, P1.role, "other")])
     assert len({workers_digest(workers) for workers in lists}) == len(lists)
 
 

@@ -42,22 +42,19 @@ def env(patch: dict[str, Any] | None, role: Role) -> dict[str, EnvEntry]:
     return {entry.name: entry for entry in entries}
 
 
-BASE = {
-    Role.PREFILL: (
+def base(role: str, port: int) -> list[str]:
+    """What is rendered for a spec of which only the model is set."""
+    words = (
         "python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V4 --revision main "
-        "--served-model-name deepseek-v4 --host 0.0.0.0 --port 30000 "
+        f"--served-model-name deepseek-v4 --host 0.0.0.0 --port {port} "
         "--tool-call-parser deepseekv4 --reasoning-parser deepseek-v4 --enable-metrics --enable-cache-report "
-        "--watchdog-timeout 300 --disaggregation-mode prefill --disaggregation-transfer-backend nixl "
+        f"--watchdog-timeout 300 --disaggregation-mode {role} --disaggregation-transfer-backend nixl "
         "--disaggregation-bootstrap-port 8998 --tp-size 4 --page-size 256 --kv-cache-dtype auto"
-    ).split(),
-    Role.DECODE: (
-        "python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V4 --revision main "
-        "--served-model-name deepseek-v4 --host 0.0.0.0 --port 30010 "
-        "--tool-call-parser deepseekv4 --reasoning-parser deepseek-v4 --enable-metrics --enable-cache-report "
-        "--watchdog-timeout 300 --disaggregation-mode decode --disaggregation-transfer-backend nixl "
-        "--disaggregation-bootstrap-port 8998 --tp-size 4 --page-size 256 --kv-cache-dtype auto"
-    ).split(),
-}
+    )
+    return words.split()
+
+
+BASE = {Role.PREFILL: base("prefill", 30000), Role.DECODE: base("decode", 30010)}
 
 
 @pytest.mark.parametrize("role", BOTH)
@@ -255,7 +252,9 @@ def test_environment_by_default(role: Role) -> None:
 def test_environment_of_the_user() -> None:
     patch = {
         "engine": {"env": [{"name": "A", "value": "engine"}, {"name": "B", "value": ""}]},
-        "prefill": {"env": [{"name": "A", "value": "prefill"}, {"name": "S", "secretKeyRef": {"name": "n", "key": "k"}}]},
+        "prefill": {
+            "env": [{"name": "A", "value": "prefill"}, {"name": "S", "secretKeyRef": {"name": "n", "key": "k"}}]
+        },
     }
     prefill, decode = env(patch, Role.PREFILL), env(patch, Role.DECODE)
     assert (prefill["A"].value, decode["A"].value) == ("prefill", "engine")
@@ -355,7 +354,6 @@ def test_no_other_flag_is_taken_for_an_owned_one() -> None:
         ("--hicache-rat", "--hicache-ratio"),
         ("--hicache-rat=3", "--hicache-ratio"),
         ("--disaggregation-mod", "--disaggregation-mode"),
-        ("--api-key", "--api-key"),
         ("8", None),
         ("tp-size", None),
         ("--max-queued-requests", None),

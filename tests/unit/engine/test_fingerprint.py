@@ -215,7 +215,10 @@ def test_image_and_release() -> None:
 @pytest.mark.parametrize(
     ("unset", "written"),
     [
-        (EAGLE, {"engine": {"speculative": {"algorithm": "EAGLE", "numSteps": 3, "eagleTopk": 1, "numDraftTokens": 4}}}),
+        (
+            EAGLE,
+            {"engine": {"speculative": {"algorithm": "EAGLE", "numSteps": 3, "eagleTopk": 1, "numDraftTokens": 4}}},
+        ),
         (HUB, {"prefill": {"parallelism": {"tensor": 4}}}),
         (HUB, {"model": {"source": {"huggingFace": {"revision": "main"}}}}),
         (HUB, {"indexK": {"dtype": "FP8"}}),
