@@ -39,7 +39,7 @@ lint: $(VENV)/.ready
 
 .PHONY: unit
 unit: $(VENV)/.ready
-	@$(PYTEST) -q tests/unit tests/golden tests/chart
+	@$(PYTEST) -q -m "not processes" tests/unit tests/golden tests/chart
 
 .PHONY: test
 test: lint prerequisites ## Everything: check, then tests on the real control plane and the real node

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from localcluster import LocalCluster, images
 
+from localcluster import LocalCluster, images
 from operator_process import ROOT, OperatorProcess
 from world import World
 
