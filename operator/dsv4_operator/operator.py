@@ -39,6 +39,8 @@ RESYNC_RETRY_SECONDS = 5.0
 RESYNC_LIMIT_FACTOR = 3
 """/healthz fails when no resync succeeded for this many intervals."""
 DRAIN_SECONDS = 20.0
+EVENT_SECONDS = 60.0
+"""An equal event is posted once in this time: a flapping canary must not flood, a second failure must be told."""
 
 
 class LeadershipLost(Exception):
@@ -155,7 +157,7 @@ class Operator:
         return Reconciler(
             api=api,
             cache=self._cache,
-            recorder=EventRecorder(api, component="dsv4-operator", instance=self._identity),
+            recorder=EventRecorder(api, component="dsv4-operator", instance=self._identity, ttl=EVENT_SECONDS),
             metrics=self._metrics,
             peers=peers,
             config=ReconcilerConfig(
