@@ -74,7 +74,7 @@ class Sim:
             time.sleep(0.05)
         raise AssertionError(f"{self.url}{path} never answered {status}: {self.log.read_text()}")
 
-    def switch(self, **switches: str) -> None:
+    def switch(self, **switches: Any) -> None:
         """Set fault switches."""
         data = json.dumps(switches).encode()
         request = urllib.request.Request(self.url + "/sim/switches", data, method="PUT")

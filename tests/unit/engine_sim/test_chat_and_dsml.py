@@ -140,3 +140,24 @@ def test_text_answer_depends_on_every_token():
     body = {"messages": [{"role": "user", "content": "lorem ipsum " * 40}]}
     prompt = chat.render(body)
     assert model.answer(prompt) != model.answer(prompt.replace("lorem", "lorum", 1))
+
+
+def test_model_looks_values_up_in_notes_and_takes_what_is_legible_there():
+    notes = 'note 1: token "zk-01-ember". Some words. note 2: token "zk-02-slate". '
+    ask = "Call the tool probe_echo exactly once with token from note 2 and n 5."
+    assert calls_for(notes + ask) == ("", [("probe_echo", {"token": "zk-02-slate", "n": 5})])
+    damaged = notes.replace("zk-02-slate", "zk-02 no pate")
+    assert calls_for(damaged + ask) == ("", [("probe_echo", {"token": "zk-02 no pate", "n": 5})])
+    assert calls_for(notes.replace("note 2", "nope 2") + ask) == ("", [("probe_echo", {"token": "", "n": 5})])
+
+
+def test_model_reads_of_damaged_tools_what_is_left():
+    body = {"messages": [{"role": "user", "content": 'Call probe_echo with token "a" and n 1'}], "tools": TOOLS[:1]}
+    prompt = chat.render(body)
+    broken = prompt.replace('"required": ["token", "n"]', '"required": ["tok')
+    _, _, calls = dsml.parse(model.answer(broken), thinking=False, tools=True)
+    assert json.loads(calls[0].arguments) == {"token": "a", "n": 1}
+    headless = prompt.replace("### Available Tool Schemas", "### Avle Tool Schele")
+    assert tokens.DSML in model.answer(headless)
+    formless = prompt.replace(tokens.DSML, "").replace("block like the following", "block li")
+    assert model.answer(formless) == "I will call probe_echo now."

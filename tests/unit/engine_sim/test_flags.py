@@ -21,7 +21,8 @@ def parse(line, **env):
 def test_table_is_the_releases():
     table = flags.load_table(RELEASE)
     assert len(table) == 531
-    with pytest.raises(flags.ReleaseError, match=r"known: 0\.5\.23"):
+    assert len(flags.load_table("0.5.22")) == 521
+    with pytest.raises(flags.ReleaseError, match=r"known: 0\.5\.22, 0\.5\.23"):
         flags.load_table("0.4.0")
 
 
@@ -101,6 +102,28 @@ def test_index_k_dtype_from_flag_and_variable():
     assert parse("", DSV4_INDEX_K_DTYPE="bf16").index_k_dtype == "bf16"
     with pytest.raises(RefusedError, match="contradicts"):
         parse("--enable-deepseek-v4-fp4-indexer", DSV4_INDEX_K_DTYPE="bf16")
+
+
+def test_output_handling_follows_the_release_unless_told():
+    eras = {release: parse("", SGLANG_SIM_RELEASE=release).output_era for release in ("0.5.20", "0.5.22", "0.5.23")}
+    assert eras == {"0.5.20": "leak", "0.5.22": "silent", "0.5.23": "token"}
+    assert parse("", DSV4_SIM_OUTPUT_ERA="leak").output_era == "leak"
+    with pytest.raises(RefusedError, match="DSV4_SIM_OUTPUT_ERA"):
+        parse("", DSV4_SIM_OUTPUT_ERA="loud")
+
+
+def test_cache_early_send_and_overlap_settings():
+    plain = parse("--disaggregation-mode prefill")
+    assert (plain.prefix_cache, plain.pool_pages, plain.early_send, plain.overlap) == (False, 2048, True, True)
+    cached = parse(
+        "--disaggregation-mode prefill --enable-hicache --hicache-ratio 1.5 --disable-overlap-schedule",
+        SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX="0",
+    )
+    assert (cached.prefix_cache, cached.pool_pages, cached.host_pages) == (True, 128, 192)
+    assert (cached.early_send, cached.overlap) == (False, False)
+    assert parse("--disaggregation-mode prefill", DSV4_SIM_PREFIX_CACHE="1").prefix_cache
+    assert not parse("--disaggregation-mode decode", DSV4_SIM_PREFIX_CACHE="1").prefix_cache
+    assert not parse("--disable-radix-cache", DSV4_SIM_PREFIX_CACHE="1").prefix_cache
 
 
 def test_config_file_comes_first_and_the_command_line_wins(tmp_path):

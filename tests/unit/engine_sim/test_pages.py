@@ -27,19 +27,34 @@ def test_item_sizes_are_the_real_ones():
     assert sizes == {"fp8": 8448, "bf16": 16384, "fp4": 4352}
 
 
-def test_any_single_flipped_byte_of_an_owning_layer_changes_the_text():
+@pytest.mark.parametrize(("region", "sparse"), [(KV, False), (INDEX_K, True)])
+def test_any_single_flipped_byte_of_an_owning_layer_changes_the_text(region, sparse):
     pool = PagePool(PageLayout(256, "fp8", 1), 2)
     ids = list(range(1000, 1256))
     mine = pool.allocate(1)
     pages.write_tokens(pool, mine, ids)
     rng = random.Random(1)
-    for region in (KV, INDEX_K):
-        view = pool.view(0, region, mine[0])
-        for offset in rng.sample(range(len(view)), 200):
-            view[offset] ^= 1
-            assert pages.read_tokens(pool, mine, 256) != ids, (region, offset)
-            view[offset] ^= 1
-    assert pages.read_tokens(pool, mine, 256) == ids
+    view = pool.view(0, region, mine[0])
+    for offset in rng.sample(range(len(view)), 200):
+        view[offset] ^= 1
+        assert pages.read_tokens(pool, mine, 256, sparse=sparse) != ids, offset
+        view[offset] ^= 1
+    assert pages.read_tokens(pool, mine, 256, sparse=sparse) == ids
+
+
+def test_index_k_matters_only_beyond_the_top_k():
+    """512 slots of 4 tokens: up to 2,048 tokens every key is selected, whatever the index says."""
+    pool = PagePool(PageLayout(256, "bf16", 4), 9)
+    ids = list(range(5000, 5000 + 2049))
+    mine = pool.allocate(9)
+    pages.write_tokens(pool, mine, ids)
+    for layer in range(4):
+        pool.view(layer, INDEX_K, mine[3])[:] = bytes(pool.layout.item_bytes(INDEX_K))
+    assert pages.attend(pool, mine, 2048) == ids[:2048]
+    far = pages.attend(pool, mine, 2049)
+    wrong = {position // 256 for position, (read, right) in enumerate(zip(far, ids, strict=True)) if read != right}
+    assert wrong == {3}
+    assert set(far) <= set(ids)
 
 
 def test_stale_index_rows_give_other_tokens_of_the_same_page():

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 from aiohttp import web
+
+from dsv4_engine_sim.switches import Switches
 
 ENTRY_TTL_SECONDS = 120.0
 """Room to DP-rank entries are forgotten after this time (SGLANG_DISAGGREGATION_BOOTSTRAP_ENTRY_CLEANUP_INTERVAL)."""
@@ -30,16 +33,26 @@ class PrefillUnknownError(Exception):
 class BootstrapRegistry:
     """The registry's state and its HTTP handlers."""
 
-    def __init__(self) -> None:
+    def __init__(self, switches: Switches | None = None) -> None:
+        self._switches = switches or Switches()
         self._info: dict[str, Any] = {}
         self._ranks: dict[tuple[int, int, int, int], dict[str, Any]] = {}
         self._registered = 0
         self._rooms: dict[int, tuple[int, float]] = {}
-        self.app = web.Application()
+        self.app = web.Application(middlewares=[self._half_dead])
         self.app.router.add_route("*", "/route", self._route)
         self.app.router.add_post("/register_dp_rank", self._register_dp_rank)
         self.app.router.add_post("/query_dp_ranks", self._query_dp_ranks)
         self.app.router.add_get("/health", self._health)
+
+    @web.middleware
+    async def _half_dead(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """With ``bootstrap`` at hang: the connection was accepted, and that is all."""
+        while self._switches["bootstrap"] == "hang":
+            await self._switches.change()
+        return await handler(request)
 
     @property
     def ready(self) -> bool:

@@ -14,16 +14,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from itertools import islice
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 from prometheus_client import Gauge
 
-from dsv4_engine_sim import model, tokens
+from dsv4_engine_sim import generation, prefill
 from dsv4_engine_sim.bootstrap import HandshakeError
-from dsv4_engine_sim.cache import KVCache
+from dsv4_engine_sim.cache import KVCache, Sequence
 from dsv4_engine_sim.chat import RequestError
+from dsv4_engine_sim.hicache import PrefixCache
 from dsv4_engine_sim.metrics import EngineMetrics
 from dsv4_engine_sim.pages import PageLayout, PagePool
 from dsv4_engine_sim.receiver import DecodeTransfer
@@ -45,7 +45,13 @@ class Engine:
         self.metrics = metrics
         self.layout = PageLayout(settings.page_size, settings.index_k_dtype, settings.layers)
         self.pool = PagePool(self.layout, settings.pool_pages)
-        self.cache = KVCache(self.pool, settings.prefill_tokens_per_second)
+        self.cache = (
+            PrefixCache(self.pool, settings, switches, metrics)
+            if settings.prefix_cache
+            else KVCache(self.pool, settings.prefill_tokens_per_second, switches)
+        )
+        self.busy_until = 0.0
+        switches.listeners.append(self._switched)
         self.sender: PrefillTransfer | None = None
         self.receiver: DecodeTransfer | None = None
         self.on_fatal: Callable[[BaseException], None] = lambda error: None
@@ -152,65 +158,34 @@ class Engine:
             self._aborted.discard(request.rid)
 
     async def _unified(self, request: GenRequest, queue: asyncio.Queue[Output | Exception]) -> None:
-        async with self._running():
-            sequence = await self.cache.prefill(request.prompt)
+        async with self.running(request):
+            sequence = await self.cache.begin(request.prompt)
             try:
-                request.cached = sequence.cached
-                ids = self._answer(request, self.cache.read(sequence.pages, sequence.length))
+                self.begun(request, sequence)
+                seen = await self.cache.forward(sequence)
+                if self.settings.prefix_cache:  # the first decode step reads a step later than the forward
+                    await asyncio.sleep(self.settings.layer_seconds)
+                read = self.cache.read(sequence.pages, sequence.length)
+                ids = generation.answer(request, read)
+                if seen != read:  # the first token is the forward's
+                    ids = [generation.answer(request, seen)[0], *ids[1:]]
                 await self._emit(request, ids, queue)
             finally:
-                self.cache.release(sequence.pages)
+                self.cache.end(sequence)
 
     async def _prefill(self, request: GenRequest, queue: asyncio.Queue[Output | Exception]) -> None:
-        room = request.bootstrap_room
-        assert room is not None
-        if request.bootstrap_host == FAKE_BOOTSTRAP_HOST:
-            async with self._running():
-                sequence = await self.cache.prefill(request.prompt)
-                ids = self._answer(request, self.cache.read(sequence.pages, sequence.length))
-                self.cache.release(sequence.pages)
-            self._finish_prefill(ids[0], queue)
-            return
-        assert self.sender is not None
-        who = f"for request rank=0 req.rid={request.rid!r} req.bootstrap_room={room!r}"
-        try:
-            entry = self.sender.open(room)
-        except TransferError as error:
-            raise RequestFailedError(500, f"Prefill bootstrap failed {who} with exception {error}") from error
-        failure: str | None = "Aborted on prefill"
-        try:
-            start = time.monotonic()
-            try:
-                with self._queued(self.metrics.num_prefill_bootstrap_queue_reqs):
-                    await self.sender.bootstrap(entry)
-            except TransferError as error:
-                failure = str(error)
-                self.metrics.num_bootstrap_failed_reqs.inc()
-                raise RequestFailedError(500, f"Prefill bootstrap failed {who} with exception {error}") from error
-            self.metrics.kv_transfer_bootstrap_ms.observe((time.monotonic() - start) * 1000)
-            async with self._running():
-                sequence = await self.cache.prefill(request.prompt)
-            try:
-                request.cached = sequence.cached
-                first = self._answer(request, self.cache.read(sequence.pages, sequence.length))[0]
-                aux = {"room": room, "first_token": first, "length": sequence.length, "cached": sequence.cached}
-                with self._queued(self.metrics.num_prefill_inflight_queue_reqs):
-                    sent = await self.sender.send(entry, sequence.pages, aux)
-            except TransferError as error:
-                failure = str(error)
-                self.metrics.num_transfer_failed_reqs.inc()
-                raise RequestFailedError(500, f"Prefill transfer failed {who} with exception {error}") from error
-            finally:
-                self.cache.release(sequence.pages)
-            failure = None
-            self.metrics.kv_transfer_latency_ms.observe(sent.seconds * 1000)
-            self.metrics.kv_transfer_total_mb.observe(sent.bytes / 1e6)
-            self.metrics.kv_transfer_speed_gb_s.observe(sent.bytes / 1e9 / max(sent.seconds, 1e-9))
-        finally:
-            self._later(self.sender.close(entry, failure))
-        self._finish_prefill(first, queue)
+        await prefill.run(self, request, queue)
 
-    def _finish_prefill(self, token: int, queue: asyncio.Queue[Output | Exception]) -> None:
+    def begun(self, request: GenRequest, sequence: Sequence) -> None:
+        """Note what a request found in the cache."""
+        request.cached = sequence.cached
+        cached = sum(sequence.cached.values())
+        if not request.internal:
+            self.metrics.computed(sequence.length - cached, cached)
+            self.metrics.cache_hit_rate.set(cached / sequence.length)
+
+    def first_token(self, token: int, queue: asyncio.Queue[Output | Exception]) -> None:
+        """End a request on prefill."""
         self._generated += 1
         queue.put_nowait(Output([token], {"type": "length", "length": 1}))
 
@@ -224,8 +199,8 @@ class Engine:
         else:
             pages, first = await self._receive(request, room, count)
         try:
-            async with self._running():
-                ids = self._answer(request, self.cache.read(pages, len(request.prompt)))
+            async with self.running(request):
+                ids = generation.answer(request, self.cache.read(pages, len(request.prompt)))
                 # The first token was sampled on prefill and arrives with the metadata.
                 await self._emit(request, ids if first is None else [first, *ids[1:]], queue)
         finally:
@@ -241,7 +216,7 @@ class Engine:
         if self.receiver.busy(room):
             raise RequestFailedError(500, f"Decode handshake failed {who}: bootstrap room {room} is already in use")
         start = time.monotonic()
-        with self._queued(self.metrics.num_decode_prealloc_queue_reqs):
+        with self.queued(self.metrics.num_decode_prealloc_queue_reqs):
             try:
                 await self.receiver.ensure_prefill(room, registry)
             except TransferError as error:
@@ -250,69 +225,53 @@ class Engine:
             pages = await self.cache.reserve(count)
         self.metrics.kv_transfer_alloc_ms.observe((time.monotonic() - start) * 1000)
         try:
-            with self._queued(self.metrics.num_decode_transfer_queue_reqs):
+            with self.queued(self.metrics.num_decode_transfer_queue_reqs):
                 aux = await self.receiver.receive(room, registry, request.prefill_dp_rank, pages)
             _check_metadata(room, aux)
         except TransferError as error:
-            self._later(self._release_when_drained(room, pages))
+            self.later(self._release_when_drained(room, pages))
             self.metrics.num_transfer_failed_reqs.inc()
             log.error("Decode transfer failed %s with exception %s", who, error)
             raise RequestFailedError(500, f"Decode transfer failed {who} with exception {error}") from error
         except BaseException:
-            self._later(self._release_when_drained(room, pages))
+            self.later(self._release_when_drained(room, pages))
             raise
         request.cached = dict(aux.get("cached") or request.cached)
         return pages, int(aux["first_token"])
 
     async def _release_when_drained(self, room: int, pages: list[int]) -> None:
-        """Deferred KV release: pages of a failed room are reused only when prefill writes to them no more."""
+        """Deferred KV release: pages of a failed room are reused only when prefill writes to them no more.
+
+        Without it (older releases, and the switch, unless the variable asks for it) they are reused at once.
+        """
         assert self.receiver is not None
-        with self._queued(self.metrics.num_decode_deferred_kv_release_reqs):
-            acked = await self.receiver.drain(room, self.settings.deferred_release_timeout)
+        limit = self.settings.deferred_release_timeout
+        reuse = self.switches["abort_page_reuse"] == "on" and not self.settings.deferred_release_asked
+        if reuse or not limit:
+            self.cache.release(pages)
+            await self.receiver.drain(room, limit or 30.0)
+            return
+        with self.queued(self.metrics.num_decode_deferred_kv_release_reqs):
+            acked = await self.receiver.drain(room, limit)
         self.metrics.deferred_release("acked" if acked else "timeout")
         self.cache.release(pages)
 
     # -- generation -------------------------------------------------------------------------------------------------
 
-    def _answer(self, request: GenRequest, prompt_ids: list[int]) -> list[int]:
-        """Output ids for the prompt that was read, the end token included."""
-        text = model.answer(
-            tokens.decode(prompt_ids), forced_tools=request.forced_tools, parse_tools=request.parse_tools
-        )
-        return [*tokens.encode(text), tokens.EOS_ID]
-
-    def _limit(self, request: GenRequest, ids: list[int]) -> tuple[list[int], dict[str, Any]]:
-        """Cut at stop strings and at the token limit; returns the ids and the finish reason."""
-        maximum = request.max_new_tokens
-        if maximum is None:
-            maximum = self.settings.context_length - len(request.prompt)
-        if request.ignore_eos:
-            words = model.endless(tokens.spell(tokens.decode(ids[:-1])))
-            more: Iterator[int] = (token for word in words for token in tokens.encode(word))
-            ids = [*ids[:-1], *islice(more, max(0, maximum - len(ids) + 1))]
-            return ids[:maximum], {"type": "length", "length": maximum}
-        finish: dict[str, Any] = {"type": "stop", "matched": tokens.EOS_ID}
-        if request.stop:
-            text = tokens.decode(ids[:-1])
-            places = [(place, word) for word in request.stop if (place := text.find(word)) >= 0]
-            if places:
-                place, word = min(places)
-                ids = tokens.encode(text[:place])
-                finish = {"type": "stop", "matched": word}
-        if len(ids) > maximum:
-            return ids[:maximum], {"type": "length", "length": maximum}
-        return ids, finish
-
     async def _emit(self, request: GenRequest, ids: list[int], queue: asyncio.Queue[Output | Exception]) -> None:
         """Hand out tokens at the configured pace."""
-        ids, finish = self._limit(request, ids)
+        ids, finish = generation.limit(request, ids, self.settings.context_length)
         loop = asyncio.get_running_loop()
         start, interval = loop.time(), 1 / self.settings.tokens_per_second
         for number, token in enumerate(ids):
             delay = start + (number + 1) * interval - loop.time()
             if delay > 0.001 or number % 16 == 0:
                 await asyncio.sleep(max(0.0, delay))
+            if not request.internal and self.wedged:
+                await self._unwedged()
             self._generated += 1
+            if not request.internal:
+                self.metrics.decoded.inc()
             queue.put_nowait(Output([token], finish if number == len(ids) - 1 else None))
         if not ids:
             queue.put_nowait(Output([], finish))
@@ -320,24 +279,57 @@ class Engine:
     # -- bookkeeping ------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def _running(self) -> AsyncIterator[None]:
-        with self._queued(self.metrics.num_queue_reqs):
+    async def running(self, request: GenRequest) -> AsyncIterator[None]:
+        """A running slot, once there is one, the device is free and the scheduler turns."""
+        with self.queued(self.metrics.num_queue_reqs):
             await self._slots.acquire()
         try:
-            with self._queued(self.metrics.num_running_reqs):
+            with self.queued(self.metrics.num_running_reqs):
+                while (wait := self.busy_until - time.monotonic()) > 0:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self.switches.change(), wait)
+                if not request.internal and self.wedged and self.settings.mode != "decode":
+                    await self._unwedged()
                 yield
         finally:
             self._slots.release()
 
+    @property
+    def wedged(self) -> bool:
+        """The scheduler loop is out of step: nothing that runs gets a token."""
+        wedge = self.switches["wedge"]
+        return wedge == "on" or (wedge == "overlap" and self.settings.overlap)
+
+    async def _unwedged(self) -> None:
+        while self.wedged:
+            await self.switches.change()
+
+    def _switched(self, names: set[str]) -> None:
+        if "busy_seconds" in names:
+            seconds = self.switches.number("busy_seconds")
+            self.busy_until = time.monotonic() + seconds
+            if seconds:
+                self.later(self._long_prefill())
+
+    async def _long_prefill(self) -> None:
+        """One prefill that takes until `busy_until`: it runs, and its chunks count as computed."""
+        until = self.busy_until
+        with self.queued(self.metrics.num_running_reqs):
+            while self.busy_until == until and (wait := until - time.monotonic()) > 0:
+                await asyncio.sleep(min(wait, 1.0))
+                self.metrics.prefill_compute.inc(self.settings.chunk_tokens)
+
     @contextlib.contextmanager
-    def _queued(self, gauge: Gauge) -> Iterator[None]:
+    def queued(self, gauge: Gauge) -> Iterator[None]:
+        """Count a request in a queue."""
         gauge.inc()
         try:
             yield
         finally:
             gauge.dec()
 
-    def _later(self, work: Any) -> None:
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something behind the request's back."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -350,8 +342,12 @@ class Engine:
             self.metrics.gen_throughput.set((self._generated - before) / interval)
             used = self.cache.used_tokens
             total = self.pool.pages * self.layout.page_size
+            evictable = self.cache.evictable_tokens
             self.metrics.num_used_tokens.set(used)
-            self.metrics.kv_available_tokens.set(total - used)
+            self.metrics.kv_evictable_tokens.set(evictable)
+            self.metrics.kv_available_tokens.set(total - used - evictable)
+            if isinstance(self.cache, PrefixCache) and self.settings.hicache:
+                self.metrics.hicache_host_used_tokens.set(self.cache.host_tokens)
             self.metrics.token_usage.set(used / total)
 
     @property
@@ -367,6 +363,8 @@ class Engine:
 
     async def probe(self, limit: float = 20.0) -> bool:
         """What ``/health`` does: one token through the fake peer. No KV moves."""
+        if time.monotonic() < self.busy_until:
+            return False
         request = GenRequest(rid=f"HEALTH_CHECK_{time.monotonic_ns()}", prompt=[0], max_new_tokens=1, internal=True)
         if self.settings.mode != "null":
             request.bootstrap_host, request.bootstrap_room = FAKE_BOOTSTRAP_HOST, 0

@@ -112,17 +112,17 @@ async def serve(settings: SimSettings) -> int:
         await web.TCPSite(runners[0], settings.host, settings.port).start()
         transfer_port = 0
         if settings.mode == "prefill":
-            registry = web.AppRunner(BootstrapRegistry().app, access_log=None, shutdown_timeout=0.5)
+            registry = web.AppRunner(BootstrapRegistry(engine.switches).app, access_log=None, shutdown_timeout=0.5)
             runners.append(registry)
             await registry.setup()
             await web.TCPSite(registry, settings.host, settings.bootstrap_port).start()
-            engine.sender = PrefillTransfer(engine.pool, engine.switches, settings.bootstrap_timeout)
+            engine.sender = PrefillTransfer(engine.pool, engine.switches, settings)
             transfer_port = await engine.sender.start(settings.host, settings.transfer_port)
         elif settings.mode == "decode":
             local = LocalFormat(settings.page_size, settings.kv_cache_dtype, settings.kv_layout)
             agent = f"{_own_ip(settings)}:{settings.port}:{os.getpid()}"
             engine.receiver = DecodeTransfer(
-                engine.pool, BootstrapClient(session, local), settings.waiting_timeout, agent
+                engine.pool, BootstrapClient(session, local), settings.waiting_timeout, agent, engine.switches
             )
             beat = engine.receiver.heartbeats(settings.heartbeat_interval, settings.heartbeat_max_failures)
             background.append(asyncio.create_task(beat))
@@ -142,6 +142,7 @@ async def serve(settings: SimSettings) -> int:
             await engine.sender.stop()
         for runner in runners:
             await runner.cleanup()
+        engine.cache.stop()
         await session.close()
 
 
@@ -152,7 +153,7 @@ async def _load(server: SimServer, session: aiohttp.ClientSession, transfer_port
     await asyncio.sleep(settings.startup_seconds)
     if settings.mode == "prefill":
         await _register(session, settings, transfer_port)
-    server.loaded = True
+    server.loading_done = True
     log.info("The server is fired up and ready to roll! (SIMULATOR)")
 
 

@@ -106,17 +106,40 @@ class EngineMetrics:
             buckets=_SECONDS_BUCKETS,
             registry=self.registry,
         )
+        realtime = Counter(
+            "sglang:realtime_tokens_total",
+            "Total number of tokens processed. mode: prefill_compute, prefill_cache, decode.",
+            [*self._scheduler, "mode"],
+            registry=self.registry,
+        )
+        self.prefill_compute, self.prefill_cache, self.decoded = (
+            realtime.labels(**self._scheduler, mode=mode) for mode in ("prefill_compute", "prefill_cache", "decode")
+        )
+        if settings.prefix_cache:
+            self._evicted = self._cache_counter("evicted_tokens_total", "Device KV token slots freed by eviction.")
         if settings.hicache:
-            self.load_back_tokens = self._cache_counter(
-                "load_back_tokens_total", "Tokens loaded back from host to device, by host pool."
+            self._load_back_tokens = self._cache_counter(
+                "load_back_tokens_total", "Tokens loaded back from host to device, by host pool.", pool=True
             )
-            self.load_back_bytes = self._cache_counter(
-                "load_back_bytes_total", "Bytes loaded back from host to device, by host pool."
+            self._load_back_bytes = self._cache_counter(
+                "load_back_bytes_total", "Bytes loaded back from host to device, all pools."
             )
-            self.hicache_backup_tokens = self._cache_counter(
-                "hicache_backup_tokens_total", "Tokens backed up from device to host, by host pool."
+            self._load_back_seconds = self._cache_histogram(
+                "load_back_duration_seconds", "Span of a load-back copy loop, without its wait in the queue."
+            )
+            self._backup_tokens = self._cache_counter(
+                "hicache_backup_tokens_total", "Tokens backed up from device to host, by host pool.", pool=True
+            )
+            self._backup_bytes = self._cache_counter(
+                "hicache_backup_bytes_total", "Bytes backed up from device to host, all pools."
+            )
+            self._backup_seconds = self._cache_histogram(
+                "hicache_backup_duration_seconds", "Time of a backup from device to host."
             )
             self.hicache_host_used_tokens = self._gauge("hicache_host_used_tokens", "Tokens held in the host pool.")
+            self._gauge("hicache_host_total_tokens", "Capacity of the host pool in tokens.").set(
+                settings.host_pages * settings.page_size
+            )
         pages = settings.pool_pages
         self.max_total_num_tokens.set(pages * settings.page_size)
         self.page_size.set(settings.page_size)
@@ -130,9 +153,14 @@ class EngineMetrics:
         counter = Counter("sglang:" + name, text, [*self._scheduler, *extra], registry=self.registry)
         return counter if extra else counter.labels(**self._scheduler)
 
-    def _cache_counter(self, name: str, text: str) -> Counter:
-        counter = Counter("sglang:" + name, text, [*self._cache, "pool"], registry=self.registry)
-        return counter.labels(**self._cache, pool="kv")
+    def _cache_counter(self, name: str, text: str, *, pool: bool = False) -> Counter:
+        labels = self._cache | ({"pool": "kv"} if pool else {})
+        return Counter("sglang:" + name, text, list(labels), registry=self.registry).labels(**labels)
+
+    def _cache_histogram(self, name: str, text: str) -> Histogram:
+        buckets = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+        histogram = Histogram("sglang:" + name, text, list(self._cache), buckets=buckets, registry=self.registry)
+        return histogram.labels(**self._cache)
 
     def _request_counter(self, name: str, text: str) -> Counter:
         return Counter("sglang:" + name, text, [*self._request, "is_streaming"], registry=self.registry)
@@ -157,6 +185,27 @@ class EngineMetrics:
         for source, count in cached.items():
             if count:
                 self._cached_tokens.labels(**self._request, cache_source=source).inc(count)
+
+    def computed(self, new: int, cached: int) -> None:
+        """Account the prompt tokens of one forward."""
+        self.prefill_compute.inc(new)
+        self.prefill_cache.inc(cached)
+
+    def evicted(self, tokens: int) -> None:
+        """Account cached tokens that lost their place in the pool."""
+        self._evicted.inc(tokens)
+
+    def loaded(self, tokens: int, size: int, seconds: float) -> None:
+        """Account a load-back."""
+        self._load_back_tokens.inc(tokens)
+        self._load_back_bytes.inc(size)
+        self._load_back_seconds.observe(seconds)
+
+    def backed_up(self, tokens: int, size: int, seconds: float) -> None:
+        """Account a backup."""
+        self._backup_tokens.inc(tokens)
+        self._backup_bytes.inc(size)
+        self._backup_seconds.observe(seconds)
 
     def deferred_release(self, outcome: str) -> None:
         """Count a deferred KV release: ``acked`` or ``timeout``."""

@@ -7,6 +7,10 @@ calls. What it understands:
 
 * the last user turn asks to call, use or invoke an offered tool, and names every required parameter followed by its
   value (``token "zk-41"``, ``n 7``, ``flags `[1, 2]` ``) -> tool calls;
+* a value may be looked up: with "token from note 3", where an earlier turn has "note 3: token "zk-41"", the value is
+  copied from there;
+* what is damaged is read as far as it can be: schemas that are no JSON any more give the names still legible, a format
+  that is gone leaves an announcement in prose;
 * the last user turn ends with tool results -> a text quoting them;
 * "reply with exactly "X"" -> X;
 * anything else -> a text with a digest of the whole prompt and the last words of the user: it changes with any token.
@@ -37,9 +41,19 @@ _EXACTLY = re.compile(
     re.IGNORECASE,
 )
 _RESULT = re.compile(r"<tool_result>(.*?)</tool_result>", re.DOTALL)
+_NAME = re.compile(r'"name": ?"([^"]{1,80})"')
+_PROPERTY = re.compile(r'"([^"\s]{1,40})": ?\{"type": ?"(\w+)"')
 _REACH = 200
 """Characters before a tool's name in which the request to call it is looked for."""
 _SCHEMAS = "### Available Tool Schemas\n\n"
+_FORMAT = (
+    f"<{DSML}tool_calls>",
+    f'<{DSML}invoke name="$TOOL_NAME">',
+    f'<{DSML}parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</{DSML}parameter>',
+    f"</{DSML}invoke>",
+    f"</{DSML}tool_calls>",
+)
+"""What a grammar (``tool_choice`` required or named) writes whatever the prompt looks like."""
 _EXAMPLE = "block like the following:\n\n"
 
 
@@ -62,23 +76,49 @@ def read_prompt(text: str) -> Prompt:
     user, _, tail = last.partition(ASSISTANT)
     if ASSISTANT not in last:  # raw completion, or a damaged prompt
         user, tail = last, ""
+    functions, example = _functions(text), _example(text)
+    return Prompt(text, user if head or USER in text else text, tail.endswith(THINK), functions, example)
+
+
+def _functions(text: str) -> tuple[dict[str, Any], ...]:
+    """Schemas of the offered tools; of those that are not JSON any more, what is still legible."""
     functions: list[dict[str, Any]] = []
-    _, found, schemas = text.partition(_SCHEMAS)
+    head, found, schemas = text.partition(_SCHEMAS)
     if found:
-        for line in schemas.split("\n\n", 1)[0].split("\n"):
-            try:
-                schema = json.loads(line)
-            except (json.JSONDecodeError, RecursionError):
-                continue
-            if isinstance(schema, dict) and isinstance(schema.get("name"), str):
-                functions.append(schema)
-    example: tuple[str, ...] = ()
+        rows = schemas.split("\n\n", 1)[0].split("\n")
+    elif DSML in (head := text.partition(USER)[0]):  # a tools section whose headline is damaged
+        rows = head.split("\n")
+    else:
+        rows = []
+    for row in rows:
+        try:
+            schema = json.loads(row)
+        except (json.JSONDecodeError, RecursionError):
+            schema = _legible(row)
+        if isinstance(schema, dict) and isinstance(schema.get("name"), str):
+            functions.append(schema)
+    return tuple(functions)
+
+
+def _legible(row: str) -> dict[str, Any] | None:
+    name = _NAME.search(row)
+    if name is None:
+        return None
+    properties = {key: {"type": kind} for key, kind in _PROPERTY.findall(row) if key not in ("name", "parameters")}
+    return {"name": name[1], "parameters": {"type": "object", "properties": properties}}
+
+
+def _example(text: str) -> tuple[str, ...]:
+    """The markup example, line for line as read; empty when nothing of it is left."""
     _, found, section = text.partition(_EXAMPLE)
-    if found:
-        lines = section.split("\n\n", 1)[0].split("\n")
-        if len(lines) >= 6:
-            example = (lines[0], lines[1], lines[2], lines[4], lines[-1])
-    return Prompt(text, user if head or USER in text else text, tail.endswith(THINK), tuple(functions), example)
+    if not found:
+        head = text.partition(USER)[0]
+        start = head.find("<" + DSML, head.find(DSML) + 1)  # the first one only names the block
+        if start < 0:
+            return ()
+        section = head[start:]
+    lines = section.split("\n\n", 1)[0].split("\n")
+    return (lines[0], *(lines[min(number, len(lines) - 1)] for number in (1, 2, 4)), lines[-1])
 
 
 def _convert(raw: str, schema: dict[str, Any]) -> tuple[str, bool] | None:
@@ -109,14 +149,30 @@ def _convert(raw: str, schema: dict[str, Any]) -> tuple[str, bool] | None:
     return bare, False
 
 
-def _arguments(function: dict[str, Any], text: str) -> dict[str, tuple[str, bool]] | None:
-    """Values of the function's parameters found in `text`; None when a required one is missing."""
+def _noted(name: str, schema: dict[str, Any], text: str, whole: str) -> tuple[str, bool] | None:
+    """The value of a parameter that `text` says to take from a note, as far as the note can be found and read."""
+    wanted = re.search(rf"(?<![\w-]){re.escape(name)} (?:from|of|in) note (\d+)", text)
+    if wanted is None:
+        return None
+    noted = re.search(rf'note {wanted[1]}: {re.escape(name)} "([^"\n]*)"', whole)
+    return _convert(noted[1] if noted else "", schema)
+
+
+def _arguments(function: dict[str, Any], text: str, whole: str = "") -> dict[str, tuple[str, bool]] | None:
+    """Values of the function's parameters found in `text`; None when a required one is missing.
+
+    `whole` is the prompt, for values that the text says to look up.
+    """
     parameters = function.get("parameters") or {}
     properties = parameters.get("properties") or {}
     if not isinstance(properties, dict):
         return None
     found: dict[str, tuple[str, bool]] = {}
     for name, schema in properties.items():
+        note = _noted(name, schema if isinstance(schema, dict) else {}, text, whole)
+        if note is not None:
+            found[name] = note
+            continue
         pattern = rf"(?<![\w-])[\"'`]?{re.escape(name)}[\"'`]?(?:\s+(?:is|to|of|set to|equal to))?\s*[:=]?\s*" + _VALUE
         for match in re.finditer(pattern, text):
             value = _convert(match["value"], schema if isinstance(schema, dict) else {})
@@ -142,9 +198,9 @@ def _wanted_calls(prompt: Prompt) -> list[tuple[str, dict[str, tuple[str, bool]]
         end = mentions[number + 1][0] if number + 1 < len(mentions) else len(user)
         if not _ASKS.search(before) or _FORBIDS.search(before):
             continue
-        values = _arguments(function, user[start:end])
+        values = _arguments(function, user[start:end], prompt.text)
         if values is None and len(mentions) == 1:  # values named before the tool
-            values = _arguments(function, before)
+            values = _arguments(function, before, prompt.text)
         if values is not None:
             calls.append((function["name"], values))
     return calls
@@ -167,7 +223,7 @@ def _forced_calls(prompt: Prompt, names: list[str]) -> list[tuple[str, dict[str,
 
 def _markup(prompt: Prompt, calls: list[tuple[str, dict[str, tuple[str, bool]]]]) -> str:
     """Tool-call markup, spelled as the example in the prompt spells it."""
-    block, invoke, parameter, invoke_end, block_end = prompt.example or (f"<{DSML}>",) * 5
+    block, invoke, parameter, invoke_end, block_end = prompt.example or _FORMAT
     lines = [block]
     for name, values in calls:
         lines.append(invoke.replace("$TOOL_NAME", name))
@@ -203,6 +259,8 @@ def answer(text: str, *, forced_tools: list[str] | None = None, parse_tools: boo
     if prompt.thinking:
         aim = f"call {', '.join(name for name, _ in calls)}" if calls else "answer in text"
         reasoning = f"The last message has {len(prompt.user)} characters. I will {aim}.{THINK_END}"
+    if calls and not prompt.example and not forced_tools:
+        return reasoning + f"I will call {calls[0][0]} now."
     if calls:
         return reasoning + "\n\n" + _markup(prompt, calls)
     return reasoning + _text_answer(prompt).replace(EOS, "")

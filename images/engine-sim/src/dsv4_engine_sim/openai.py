@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsv4_engine_sim import chat, dsml, tokens
 from dsv4_engine_sim.chat import RequestError
+from dsv4_engine_sim.detector import Parser, TextParser
 from dsv4_engine_sim.request import GenRequest, Output
 
 if TYPE_CHECKING:
@@ -126,11 +127,14 @@ def usage(request: GenRequest, settings: SimSettings) -> dict[str, Any]:
     }
 
 
-def parser_for(body: dict[str, Any], request: GenRequest, settings: SimSettings) -> dsml.OutputParser:
+def parser_for(body: dict[str, Any], request: GenRequest, settings: SimSettings) -> Parser:
     """The output parser that decode configures from its own copy of the request."""
     thinking = chat.thinking_requested(body) and settings.reasoning_parser is not None
     tools = request.parse_tools and settings.tool_call_parser in DEEPSEEK_TOOL_PARSERS
-    return dsml.OutputParser(thinking=thinking, tools=tools)
+    if settings.output_era == "token":
+        return dsml.OutputParser(thinking=thinking, tools=tools)
+    names = [function["name"] for function in chat.active_tools(body)] if tools else []
+    return TextParser(era=settings.output_era, thinking=thinking, tools=names, stream=request.stream)
 
 
 class ChatBuilder:
@@ -201,7 +205,14 @@ class ChatBuilder:
             "usage": usage(self._request, self._settings),
             "metadata": {"weight_version": "default"},
             "system_fingerprint": FINGERPRINT,
+            **self._extension(),
         }
+
+    def _extension(self) -> dict[str, Any]:
+        """Cached tokens by tier, when the request asks with ``return_cached_tokens_details``."""
+        if not self._body.get("return_cached_tokens_details"):
+            return {}
+        return {"sglext": {"cached_tokens_details": dict(self._request.cached)}}
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None, matched: Any = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, "matched_stop": matched}
@@ -234,6 +245,8 @@ class ChatBuilder:
             if output.finish is not None:
                 reason, matched = self._finish(output.finish)
                 yield self._chunk({"reasoning_content": None}, reason, matched)
+        if extension := self._extension():
+            yield {**self._envelope([]), **extension}
         if (self._body.get("stream_options") or {}).get("include_usage"):
             yield {**self._envelope([]), "usage": usage(self._request, self._settings)}
 

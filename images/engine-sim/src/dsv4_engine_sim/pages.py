@@ -3,7 +3,8 @@
 Layout. A page holds 256 tokens (`settings.PAGE_SIZE`). Every simulated layer has two regions per page:
 
 * **KV**: one row of 64 bytes per token. Stored as planes: plane *i* holds bytes 8i..8i+7 of every row. The XOR of all
-  planes gives one 64-bit token id per row, so every byte counts: change one and a token changes.
+  planes gives 64 bits per row: the token id and, in the top byte, the token's place in the page (as RoPE would put it
+  in). Every byte counts: change one and a token changes.
 * **index-K**: one slot per 4 tokens with the real number of bytes per slot (0.5.23: fp8 128 + 4, fp4 64 + 4; bf16 256).
   Stored as planes of 4 bytes per slot; the XOR of the planes gives one byte per token: the KV row that holds it.
 
@@ -12,6 +13,9 @@ content: an index row that belongs to other content (never arrived, or left over
 a wrong row, and the reader gets other tokens of the same page - plausible, wrong text. Slot *s* of a page is read from
 layer *s mod layers*, so a layer that has not arrived damages its share of the text.
 
+As in the real model the index decides nothing while every slot is selected anyway: up to `TOP_K` slots (2,048 tokens)
+`attend` takes all KV rows in the order of their places and never looks at index-K.
+
 Reads and writes go to the buffers as they are at that moment; nothing here waits, checks or repairs.
 """
 
@@ -19,6 +23,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import mmap
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +34,13 @@ INDEX_SLOT_TOKENS = 4
 INDEX_SLOT_BYTES = {"fp8": 132, "bf16": 256, "fp4": 68}
 REGIONS = ("kv", "index_k")
 KV, INDEX_K = 0, 1
+TOP_K = 512
+"""Index-K slots that the sparse attention selects (upstream ``index_topk``): more slots than this make it a choice."""
+TOKEN_BITS = 56
+"""Bits of a KV row that hold the token id; the rest holds its place in the page."""
+_TOKEN_MASK = (1 << TOKEN_BITS) - 1
+_LOST = 1 << 40
+"""A token id that no text has: what a dense read finds where no row claims the place."""
 
 
 class OutOfPagesError(Exception):
@@ -63,6 +76,11 @@ class PageLayout:
         """Bytes of one page over all layers and regions."""
         return self.layers * (self.item_bytes(KV) + self.item_bytes(INDEX_K))
 
+    def offset(self, layer: int, region: int) -> int:
+        """Where a layer's region begins in a whole page as the host keeps it."""
+        both = self.item_bytes(KV) + self.item_bytes(INDEX_K)
+        return layer * both + (self.item_bytes(KV) if region == INDEX_K else 0)
+
     def owner(self, position: int) -> int:
         """The layer from which the token at `position` of a page is read."""
         return (position // INDEX_SLOT_TOKENS) % self.layers
@@ -95,7 +113,7 @@ class PagePool:
         self.layout = layout
         self.pages = pages
         self._buffers = [
-            [bytearray(pages * layout.item_bytes(region)) for region in (KV, INDEX_K)] for _ in range(layout.layers)
+            [mmap.mmap(-1, pages * layout.item_bytes(region)) for region in (KV, INDEX_K)] for _ in range(layout.layers)
         ]
         self._free = list(range(pages - 1, -1, -1))
 
@@ -157,13 +175,23 @@ def new_history() -> hashlib.blake2b:
     return hashlib.blake2b(digest_size=16)
 
 
+def chain(history: hashlib.blake2b, chunk: Sequence[int]) -> bytes:
+    """Add a page's tokens to `history`; returns the digest that names the page's content and all before it."""
+    history.update(struct.pack(f">{len(chunk)}Q", *chunk))
+    return history.digest()
+
+
 def write_tokens(
-    pool: PagePool, pages: Sequence[int], tokens: Sequence[int], history: hashlib.blake2b | None = None
+    pool: PagePool,
+    pages: Sequence[int],
+    tokens: Sequence[int],
+    history: hashlib.blake2b | None = None,
+    lost: int | None = None,
 ) -> None:
-    """Compute KV and index-K of `tokens` (each below 2**64) and write them to `pages`, in order.
+    """Compute KV and index-K of `tokens` (each below 2**56) and write them to `pages`, in order.
 
     A last page that is not full is padded with token id 0. `history` (from `new_history`) carries what came before
-    when a prompt is written in several calls.
+    when a prompt is written in several calls. The stores of layer `lost` never land (a broken kernel).
     """
     layout = pool.layout
     size = layout.page_size
@@ -171,11 +199,11 @@ def write_tokens(
     for number, page in enumerate(pages):
         chunk = list(tokens[number * size : (number + 1) * size])
         chunk += [0] * (size - len(chunk))
-        units = [token.to_bytes(8, "big") for token in chunk]
-        content = b"".join(units)
-        history.update(content)  # KV depends on everything before it
-        digest = history.digest()
+        units = [(token | place << TOKEN_BITS).to_bytes(8, "big") for place, token in enumerate(chunk)]
+        digest = chain(history, chunk)
         for layer in range(layout.layers):
+            if lost == layer:
+                continue
             seed = digest + layer.to_bytes(2, "big")
             rotation = (seed[0] ^ (layer * 37)) | 1
             rows, inverse = layout.rows(rotation)
@@ -184,24 +212,54 @@ def write_tokens(
             pool.view(layer, INDEX_K, page)[:] = _planes(rows, layout.item_bytes(INDEX_K), seed + b"ik")
 
 
-def read_tokens(pool: PagePool, pages: Sequence[int], count: int) -> list[int]:
-    """The `count` token ids that the bytes in `pages` say, right or wrong."""
-    layout = pool.layout
+Folded = tuple[bytes, bytes]
+"""Index-K rows and KV rows of one page and layer, as read at one moment."""
+
+
+def fold(pool: PagePool, layer: int, page: int) -> Folded:
+    """Read one page of one layer as the buffers are now."""
+    return folded_index(pool, layer, page), _fold(pool.view(layer, KV, page), 8 * pool.layout.page_size)
+
+
+def selective(layout: PageLayout, count: int) -> bool:
+    """Whether a prompt of `count` tokens has more index slots than the sparse attention selects."""
+    return -(-count // INDEX_SLOT_TOKENS) > TOP_K
+
+
+def assemble(layout: PageLayout, seen: Sequence[Sequence[Folded]], count: int, *, sparse: bool) -> list[int]:
+    """The `count` token ids that `seen` (per page, per layer) says: through index-K when `sparse`, else by KV alone."""
     size = layout.page_size
     tokens: list[int] = []
-    for page in pages:
+    for layers in seen:
         wanted = min(size, count - len(tokens))
         if wanted <= 0:
             break
-        folded = [
-            (folded_index(pool, layer, page), _fold(pool.view(layer, KV, page), 8 * size))
-            for layer in range(layout.layers)
-        ]
-        for position in range(wanted):
-            index, table = folded[layout.owner(position)]
-            start = 8 * (index[position] % size)
-            tokens.append(int.from_bytes(table[start : start + 8], "big"))
+        tables = [struct.unpack(f">{size}Q", table) for _, table in layers]
+        if sparse:
+            for position in range(wanted):
+                owner = layout.owner(position)
+                tokens.append(tables[owner][layers[owner][0][position] % size] & _TOKEN_MASK)
+            continue
+        places = [_LOST] * 256
+        for owner, table in enumerate(tables):
+            for row in table:
+                place = row >> TOKEN_BITS
+                if layout.owner(place) == owner:
+                    places[place] = row & _TOKEN_MASK
+        tokens += places[:wanted]
     return tokens
+
+
+def read_tokens(pool: PagePool, pages: Sequence[int], count: int, *, sparse: bool = True) -> list[int]:
+    """The `count` token ids that the bytes in `pages` say, right or wrong, by following index-K when `sparse`."""
+    used = pages[: -(-count // pool.layout.page_size)]
+    seen = [[fold(pool, layer, page) for layer in range(pool.layout.layers)] for page in used]
+    return assemble(pool.layout, seen, count, sparse=sparse)
+
+
+def attend(pool: PagePool, pages: Sequence[int], count: int) -> list[int]:
+    """What sparse attention gets of a prompt: index-K matters only beyond `TOP_K` slots."""
+    return read_tokens(pool, pages, count, sparse=selective(pool.layout, count))
 
 
 def damage(data: bytearray, offset: int) -> None:

@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsv4_engine_sim.pages import INDEX_K, KV, PagePool
 from dsv4_engine_sim.switches import Switches
@@ -26,6 +27,10 @@ from dsv4_engine_sim.wire import (
     read_frame,
 )
 
+if TYPE_CHECKING:
+    from dsv4_engine_sim.copier import Load
+    from dsv4_engine_sim.settings import SimSettings
+
 log = logging.getLogger(__name__)
 
 
@@ -39,6 +44,15 @@ class Peer:
     layers: int
     writer: asyncio.StreamWriter
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def fault(self, switch: str) -> str:
+        """What the ``bad_link`` switch does to this peer: nothing, ``lose`` or ``stall``."""
+        wanted = switch.removeprefix("stall:")
+        remote = str((self.writer.get_extra_info("peername") or ("",))[0])
+        own, _, _process = self.name.rpartition(":")  # host:port:pid
+        if not wanted or wanted not in (remote, own, own.rpartition(":")[0]):
+            return ""
+        return "stall" if wanted != switch else "lose"
 
     async def send(self, data: bytes) -> None:
         """Write one frame; OSError when the peer is gone."""
@@ -61,6 +75,12 @@ class Room:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by decode's acknowledgement, an abort, or the loss of the peer."""
     failure: str | None = None
+    dropped: bool = False
+    """Chosen by ``drop_every``: accepted, and nothing is ever sent."""
+    posted: int = 0
+    """Transfers under way. They cannot be called back: a remote write that was posted is made."""
+    quiet: asyncio.Event = field(default_factory=asyncio.Event)
+    """No transfer is under way any more."""
     born: float = field(default_factory=time.monotonic)
 
 
@@ -75,10 +95,14 @@ class Sent:
 class PrefillTransfer:
     """All rooms and peers of a prefill server."""
 
-    def __init__(self, pool: PagePool, switches: Switches, bootstrap_timeout: float) -> None:
+    def __init__(self, pool: PagePool, switches: Switches, settings: SimSettings) -> None:
         self._pool = pool
         self._switches = switches
-        self._timeout = bootstrap_timeout
+        self._timeout = settings.bootstrap_timeout
+        self._post_seconds = settings.post_seconds
+        self._rate = settings.transfer_bytes_per_second
+        self._opened = 0
+        self._tasks: set[asyncio.Task[None]] = set()
         self._rooms: dict[int, Room] = {}
         self._closed: dict[int, float] = {}
         self._server: asyncio.Server | None = None
@@ -104,6 +128,9 @@ class PrefillTransfer:
             raise TransferError(room, f"bootstrap room {room} is already in use")
         entry.owned = True
         self._closed.pop(room, None)
+        self._opened += 1
+        every = int(self._switches.number("drop_every"))
+        entry.dropped = bool(every) and self._opened % every == 0
         return entry
 
     async def close(self, entry: Room, failure: str | None = None) -> None:
@@ -144,44 +171,90 @@ class PrefillTransfer:
         if entry.failure is not None:
             raise TransferError(entry.room, entry.failure)
 
-    async def send_page(self, entry: Room, source: int, number: int) -> int:
-        """Send one page (over all layers, both regions) to the `number`-th destination; returns the bytes.
+    async def _silent(self, entry: Room) -> None:
+        """Where the bytes of this room go nowhere, wait for the other side to give up."""
+        assert entry.peer is not None
+        stalled = entry.peer.fault(self._switches["bad_link"]) == "stall"
+        if entry.dropped or stalled or self._switches["transfer"] == "drop":
+            await entry.ended.wait()
+            self._check(entry)
+
+    @contextlib.contextmanager
+    def _post(self, entry: Room) -> Iterator[None]:
+        self._check(entry)
+        entry.state = KVPoll.Transferring
+        entry.posted += 1
+        entry.quiet.clear()
+        try:
+            yield
+        finally:
+            entry.posted -= 1
+            if not entry.posted:
+                entry.quiet.set()
+
+    async def _items(self, entry: Room, items: Iterable[tuple[int, int, int, int]]) -> int:
+        """Write (region, layer, source page, number of the destination) each; returns the bytes.
 
         The bytes are those in the buffer at this moment.
         """
-        self._check(entry)
-        peer = entry.peer
+        peer, layout = entry.peer, self._pool.layout
         assert peer is not None
-        entry.state = KVPoll.Transferring
-        layout = self._pool.layout
-        if number >= len(entry.pages):
-            return 0
-        for region, own in ((KV, layout.item_bytes(KV)), (INDEX_K, layout.item_bytes(INDEX_K))):
+        for region in (KV, INDEX_K):
+            own, theirs = layout.item_bytes(region), peer.item_bytes[region]
             # As NIXL: only a source item larger than the target's is refused; a smaller one lands in wrong strides.
-            if own > peer.item_bytes[region] or layout.layers != peer.layers:
-                raise TransferError(
-                    entry.room, f"item length mismatch: source {own} bytes, target {peer.item_bytes[region]}"
-                )
-        items = [(region, layer) for region in (KV, INDEX_K) for layer in range(layout.layers)]
+            if own > theirs or layout.layers != peer.layers:
+                raise TransferError(entry.room, f"item length mismatch: source {own} bytes, target {theirs}")
+        lossy = peer.fault(self._switches["bad_link"]) == "lose"
         frames = [
             page_frame(entry.room, region, layer, entry.pages[number], self._pool.view(layer, region, source))
-            for region, layer in items
+            for region, layer, source, number in items
+            if number < len(entry.pages) and not (lossy and region == INDEX_K and layer == layout.layers - 1)
         ]
+        data = b"".join(frames)
         try:
-            await peer.send(b"".join(frames))
+            await peer.send(data)
         except OSError as error:
             raise TransferError(entry.room, f"Lost connection with decode: {error}") from error
-        return layout.page_bytes
+        if self._rate:
+            await asyncio.sleep(len(data) / self._rate)
+        return len(data)
 
-    async def send(self, entry: Room, pages: list[int], aux: dict[str, Any]) -> Sent:
-        """Send all pages and then the metadata; returns when decode has everything. Raises `TransferError`."""
-        start = time.monotonic()
+    async def send_cached(self, entry: Room, pages: Sequence[int], loads: Sequence[Load | None], *, gated: bool) -> int:
+        """Send the first pages of a prompt before its forward is done; returns the bytes.
+
+        As registered: all layers of KV, then all layers of index-K. KV is taken when the layer's load says that it is
+        there, where the transfer knows of a load. Index-K is taken at once, or, `gated`, after the layer's load.
+        """
+        await self._silent(entry)
+        layers = range(self._pool.layout.layers)
+        known = {load for load in loads if load is not None}
         total = 0
-        if self._switches["transfer"] == "drop":
-            await entry.ended.wait()
-            self._check(entry)
-        for number, page in enumerate(pages):
-            total += await self.send_page(entry, page, number)
+        with self._post(entry):
+            for layer in layers:
+                for load in known:
+                    await load.kv[layer].wait()
+                total += await self._items(entry, [(KV, layer, page, i) for i, page in enumerate(pages)])
+            if known:
+                await asyncio.sleep(self._post_seconds)
+            for layer in layers:
+                for load in known if gated else ():
+                    await load.index[layer].wait()
+                total += await self._items(entry, [(INDEX_K, layer, page, i) for i, page in enumerate(pages)])
+        return total
+
+    async def send(self, entry: Room, pages: list[int], aux: dict[str, Any], *, start: int = 0) -> Sent:
+        """Send all pages from `start` on and then the metadata; returns when decode has everything.
+
+        Raises `TransferError`.
+        """
+        began = time.monotonic()
+        total = 0
+        await self._silent(entry)
+        layers = range(self._pool.layout.layers)
+        with self._post(entry):
+            for number in range(start, len(pages)):
+                items = [(region, layer, pages[number], number) for region in (KV, INDEX_K) for layer in layers]
+                total += await self._items(entry, items)
         self._check(entry)
         assert entry.peer is not None
         try:
@@ -191,7 +264,7 @@ class PrefillTransfer:
         await entry.ended.wait()
         self._check(entry)
         entry.state = KVPoll.Success
-        return Sent(total, time.monotonic() - start)
+        return Sent(total, time.monotonic() - began)
 
     def abort(self, entry: Room, reason: str) -> None:
         """End a room from this side; its waits raise `TransferError`."""
@@ -253,5 +326,18 @@ class PrefillTransfer:
                 if not entry.owned:
                     self._rooms.pop(room, None)
             self._closed[room] = time.monotonic() + self._timeout
-            # Frames on one connection keep their order: behind this answer no page of the room follows.
-            await peer.send(control_frame({"type": "drained", "room": room}))
+            if entry is None or not entry.posted:
+                await self._drained(peer, room)
+            else:
+                task = asyncio.create_task(self._drain(peer, entry))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _drain(self, peer: Peer, entry: Room) -> None:
+        await entry.quiet.wait()
+        with contextlib.suppress(OSError):
+            await self._drained(peer, entry.room)
+
+    async def _drained(self, peer: Peer, room: int) -> None:
+        """Frames on one connection keep their order: behind this answer no page of the room follows."""
+        await peer.send(control_frame({"type": "drained", "room": room}))

@@ -24,13 +24,15 @@ _OPEN_PATHS = ("/health", "/health_generate", "/ready", "/metrics", "/sim/switch
 
 
 class SimServer:
-    """Handlers of one engine. `loaded` is set when the pretended model load is over."""
+    """Handlers of one engine. `loading_done` is set when the pretended model load is over."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.settings = engine.settings
-        self.loaded = False
+        self.loading_done = False
         self.stopping = False
+        self.slow_until = 0.0
+        engine.switches.listeners.append(self._switched)
         self.started = time.time()
         self.app = web.Application(middlewares=[self._guard], client_max_size=256 * 1024 * 1024)
         add = self.app.router.add_route
@@ -72,6 +74,15 @@ class SimServer:
         if not response.prepared:
             response.headers["Server"] = f"dsv4-engine-sim/{__version__} (SIMULATOR)"
         return response
+
+    def _switched(self, names: set[str]) -> None:
+        if "slow_start_seconds" in names:
+            self.slow_until = time.monotonic() + self.engine.switches.number("slow_start_seconds")
+
+    @property
+    def loaded(self) -> bool:
+        """The pretended weights are there."""
+        return self.loading_done and time.monotonic() >= self.slow_until
 
     # -- probes and information -------------------------------------------------------------------------------------
 
@@ -171,6 +182,7 @@ class SimServer:
         """400 while requests run, as upstream."""
         if self.engine.busy:
             return web.Response(text="Flush cache failed.\n", status=400)
+        self.engine.cache.flush()
         return web.Response(
             text="Cache flushed.\nPlease check backend logs for more details. "
             "(When there are running or waiting requests, the operation will not be performed.)\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,16 @@ class SimSettings:
     index_k_dtype: str
     transfer_backend: str
     hicache: bool
+    prefix_cache: bool
+    host_pages: int
+    host_bytes_per_second: float
+    layer_seconds: float
+    early_send: bool
+    overlap: bool
+    chunk_tokens: int
+    post_seconds: float
+    transfer_bytes_per_second: float
+    output_era: str
     layers: int
     pool_pages: int
     host_ip: str | None
@@ -69,6 +80,7 @@ class SimSettings:
     heartbeat_interval: float
     heartbeat_max_failures: int
     deferred_release_timeout: float
+    deferred_release_asked: bool
     server_info: Mapping[str, Any]
 
 
@@ -143,6 +155,25 @@ def _index_k_dtype(args: argparse.Namespace, env: Mapping[str, str]) -> str:
     return wanted or ("fp4" if fp4 else "fp8")
 
 
+ERAS = ("leak", "silent", "token")
+"""How damaged markup comes out: up to 0.5.20, 0.5.21 to 0.5.22, and 0.5.23."""
+HICACHE_POOL_PAGES = 128
+"""Device pages when a prefix cache keeps them all in use: 32,768 tokens."""
+HOST_PAGES_LIMIT = 512
+"""Host pages at most, whatever ``--hicache-ratio`` says, to keep the process small."""
+
+
+def output_era(env: Mapping[str, str]) -> str:
+    """``DSV4_SIM_OUTPUT_ERA``, else what the imitated release does."""
+    wanted = env.get("DSV4_SIM_OUTPUT_ERA", "")
+    if wanted:
+        if wanted not in ERAS:
+            raise RefusedError(f"DSV4_SIM_OUTPUT_ERA={wanted!r}: expected {', '.join(ERAS)}")
+        return wanted
+    release = tuple(int(part) for part in re.findall(r"\d+", imitated_release(env))[:3])
+    return "leak" if release <= (0, 5, 20) else "silent" if release <= (0, 5, 22) else "token"
+
+
 def resolve(args: argparse.Namespace, env: Mapping[str, str] = os.environ) -> SimSettings:
     """Check the arguments and fill in what SGLang would decide. Raises `RefusedError`."""
     check_arguments(args)
@@ -157,6 +188,13 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str] = os.environ) -> Si
     balance = args.load_balance_method
     if balance == "auto":
         balance = "follow_bootstrap_room" if mode == "prefill" else "round_robin"
+    hicache = bool(args.enable_hierarchical_cache)
+    prefix_cache = hicache or (
+        _flag(env, "DSV4_SIM_PREFIX_CACHE", False) and mode != "decode" and not args.disable_radix_cache
+    )
+    pool_pages = int(_number(env, "DSV4_SIM_POOL_PAGES", HICACHE_POOL_PAGES if prefix_cache else 2048, 1))
+    host_pages = min(int(pool_pages * float(args.hicache_ratio or 2.0)), HOST_PAGES_LIMIT)
+    deferred = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE"
     layout = "v4,c4:v4,c128:v4"
     if _flag(env, "DSV4_SIM_INDEX_K_IN_LAYOUT", False):  # what the gated image adds to the handshake
         layout += f",index_k:{index_k}"
@@ -194,9 +232,19 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str] = os.environ) -> Si
         kv_layout=layout,
         index_k_dtype=index_k,
         transfer_backend=args.disaggregation_transfer_backend,
-        hicache=bool(args.enable_hierarchical_cache),
+        hicache=hicache,
+        prefix_cache=prefix_cache,
+        host_pages=int(_number(env, "DSV4_SIM_HOST_POOL_PAGES", host_pages, 1)),
+        host_bytes_per_second=1e6 * _number(env, "DSV4_SIM_HOST_BANDWIDTH_MBPS", 16.0, 0.001),
+        layer_seconds=_number(env, "DSV4_SIM_LAYER_MS", 12.0) / 1000,
+        early_send=_flag(env, "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", True),
+        overlap=not args.disable_overlap_schedule,
+        chunk_tokens=int(args.chunked_prefill_size or 8192),
+        post_seconds=_number(env, "DSV4_SIM_TRANSFER_POST_MS", 10.0) / 1000,
+        transfer_bytes_per_second=1e6 * _number(env, "DSV4_SIM_TRANSFER_BANDWIDTH_MBPS", 0.0),
+        output_era=output_era(env),
         layers=int(_number(env, "DSV4_SIM_LAYERS", 4, 1)),
-        pool_pages=int(_number(env, "DSV4_SIM_POOL_PAGES", 2048, 1)),
+        pool_pages=pool_pages,
         host_ip=env.get("SGLANG_HOST_IP") or env.get("HOST_IP") or None,
         transfer_port=int(_number(env, "DSV4_SIM_TRANSFER_PORT", 0)),
         transfer_advertise=env.get("DSV4_SIM_TRANSFER_ADVERTISE") or None,
@@ -211,8 +259,9 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str] = os.environ) -> Si
         heartbeat_max_failures=int(_number(env, "SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE", 2, 1)),
         deferred_release_timeout=(
             _number(env, "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT", 30.0)
-            if _flag(env, "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", True)
+            if _flag(env, deferred, True)
             else 0.0
         ),
+        deferred_release_asked=_flag(env, deferred, False),
         server_info=info,
     )

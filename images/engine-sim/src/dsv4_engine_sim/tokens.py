@@ -93,10 +93,10 @@ def decode(ids: Iterable[int]) -> str:
 
 
 def is_token_list(value: object) -> bool:
-    """Whether `value` is a non-empty list of non-negative integers that fit a KV row."""
+    """Whether `value` is a non-empty list of non-negative integers that fit a KV row (56 bits)."""
     return (
         isinstance(value, Sequence)
         and not isinstance(value, str)
         and len(value) > 0
-        and all(isinstance(item, int) and 0 <= item < 2**64 for item in value)
+        and all(isinstance(item, int) and 0 <= item < 2**56 for item in value)
     )
