@@ -32,6 +32,7 @@ from dsv4_operator.runtime.logs import about
 from dsv4_operator.runtime.metrics import OperatorMetrics
 from dsv4_operator.runtime.queue import WorkQueue
 from dsv4_operator.runtime.settings import OperatorSettings
+from dsv4_operator.runtime.webhook import Webhook
 
 LOG = logging.getLogger(__name__)
 
@@ -54,10 +55,12 @@ class Operator:
         self._cache = ObjectCache()
         self._queue: WorkQueue[Key] = WorkQueue(observer=self._metrics)
         self._stop = asyncio.Event()
+        self._webhook: Webhook | None = None
         self._health = Health(
             queue=self._queue.stats,
             queue_stall_seconds=settings.queue_stall_seconds,
             resync_limit_seconds=RESYNC_LIMIT_FACTOR * settings.resync_seconds,
+            webhook=lambda: None if self._webhook is None else self._webhook.unreadiness(),
         )
         self._identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
         self._kinds: tuple[Kind, ...] = (DSV4_DEPLOYMENT, *CHILD_KINDS)
@@ -86,6 +89,10 @@ class Operator:
                 observer=self._metrics,
             )
             stack.push_async_callback(api.close)
+            if settings.webhook:
+                # Standing by or leading: the API server calls any replica that is Ready.
+                self._webhook = Webhook(api, settings, self._metrics)
+                await stack.enter_async_context(self._webhook.running())
             app = build_app(self._health, self._metrics if settings.metrics else None)
             port = await stack.enter_async_context(serving(app, settings.listen_host, settings.listen_port))
             LOG.info("dsv4-operator %s listens on port %d", __version__, port)
