@@ -123,6 +123,11 @@ class OperatorMetrics:
             "1 while this replica leads (always 1 without a lease).",
             registry=registry,
         )
+        self._pruned_fields = Gauge(
+            "dsv4_operator_crd_pruned_fields",
+            "Fields that this operator knows and the installed CRD drops silently; 0 when the CRD is current.",
+            registry=registry,
+        )
         build = Gauge(
             "dsv4_operator_build_info",
             "1; version of the operator.",
@@ -145,6 +150,10 @@ class OperatorMetrics:
             ),
         ):
             Gauge(f"dsv4_operator_queue_{name}", text, registry=self.registry).set_function(value)
+
+    def set_crd_pruned_fields(self, count: int) -> None:
+        """How many fields the installed CRD lacks."""
+        self._pruned_fields.set(count)
 
     def watch_cache(self, size: Callable[[], int]) -> None:
         """Expose the number of cached objects. Call once."""
