@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from localcluster import ClusterOptions, LocalCluster
 
 from dsv4_operator.kube.client import KubeClient
 from dsv4_operator.runtime.crd_check import find_pruned_fields
+from localcluster import ClusterOptions, LocalCluster
 
 pytestmark = pytest.mark.cluster
 
