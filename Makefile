@@ -39,7 +39,7 @@ lint: $(VENV)/.ready
 
 .PHONY: unit
 unit: $(VENV)/.ready
-	@$(PYTEST) -q tests/unit tests/golden tests/chart
+	@$(PYTEST) -q -m "not processes" tests/unit tests/golden tests/chart
 
 .PHONY: contract
 contract: $(VENV)/.ready ## The contract with SGLang: data against 12 wheels, the real ServerArgs (10 GB cache, first time)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import yaml
 from rich.console import Console
-from rich.table import Table
 from stage import Stage
 
 from localcluster.prometheus import PrometheusServer
@@ -17,13 +16,12 @@ from localcluster.prometheus import PrometheusServer
 SCRAPE_SECONDS = 2
 WATCH_SECONDS = 14
 QUERIES = (
-    ("canary passes (1 = Ready)", "dsv4_canary_ready"),
-    ("probes passed", 'sum by (pod) (dsv4_canary_probes_total{outcome="pass"})'),
-    ("probes failed", 'sum by (pod) (dsv4_canary_probes_total{outcome!="pass"})'),
-    ("failures by signature", "sum by (pod, signature) (dsv4_canary_failures_total)"),
+    ("does the canary pass (1 = the pod is Ready)", "dsv4_canary_ready"),
+    ("probes by outcome", "sum by (pod, outcome) (dsv4_canary_probes_total)"),
+    ("failures by signature; none is what one wants", "sum by (pod, signature) (dsv4_canary_failures_total) > 0"),
     ("seconds since the last success", "time() - dsv4_canary_last_success_timestamp_seconds"),
     (
-        "mean probe time, s",
+        "mean probe time in seconds",
         "sum by (pod) (dsv4_canary_probe_seconds_sum) / sum by (pod) (dsv4_canary_probe_seconds_count)",
     ),
 )
@@ -60,16 +58,13 @@ def show_metrics(stage: Stage, console: Console) -> None:
         with PrometheusServer(Path(folder), config, port) as prometheus:
             with console.status(f"scraping every {SCRAPE_SECONDS} s for {WATCH_SECONDS} s"):
                 time.sleep(WATCH_SECONDS)
-            table = Table("question", "PromQL", "pod", "value", title_justify="left")
             for question, expression in QUERIES:
+                console.print(f"[bold]{question}[/]\n  [dim]{expression}[/]", soft_wrap=True)
                 results = prometheus.query(expression)
-                for index, result in enumerate(sorted(results, key=lambda r: str(r["metric"].get("pod")))):
+                for result in sorted(results, key=lambda r: sorted(r["metric"].items())):
                     labels = result["metric"]
-                    pod = labels.get("pod", "").split("-", 2)[-1]
-                    signature = f" {labels['signature']}" if "signature" in labels else ""
-                    first = index == 0
+                    detail = " ".join(v for k, v in labels.items() if k in ("outcome", "signature"))
                     value = f"{float(result['value'][1]):.4g}"
-                    table.add_row(question if first else "", expression if first else "", f"{pod}{signature}", value)
+                    console.print(f"    {labels.get('pod', ''):45s} {detail:10s} {value:>8}", soft_wrap=True)
                 if not results:
-                    table.add_row(question, expression, "-", "none")
-            console.print(table)
+                    console.print("    none")

@@ -174,6 +174,8 @@ def _patch(stage: Stage, console: Console, spec: dict[str, Any]) -> None:
 def _uids(stage: Stage) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for pod in (stage.get("pods") or {}).get("items", []):
+        if "deletionTimestamp" in pod["metadata"]:
+            continue
         role = pod["metadata"]["labels"].get("serving.dsv4.dev/role", "")
         found.setdefault(role, set()).add(pod["metadata"]["uid"])
     return found
@@ -186,7 +188,8 @@ def _reasons(stage: Stage) -> set[str]:
 
 
 def _what_rolled(stage: Stage, console: Console, before: dict[str, set[str]], known: set[str]) -> None:
-    after, why = _uids(stage), _reasons(stage) - known
+    after = _uids(stage)
+    why = _reasons(stage) - known or known  # a repeated demo repeats its events, and those are not posted twice
     table = Table("role", "pods", "why", title="what was replaced", title_justify="left")
     for role in ("prefill", "decode", "router"):
         kept = before.get(role, set()) == after.get(role, set())

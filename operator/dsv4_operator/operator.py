@@ -23,6 +23,7 @@ from dsv4_operator.kube.kinds import DSV4_DEPLOYMENT, Kind
 from dsv4_operator.kube.port import KubeApi
 from dsv4_operator.reconcile import Reconciler, ReconcilerConfig
 from dsv4_operator.runtime.cache import ObjectCache, ObjectKey
+from dsv4_operator.runtime.crd_check import find_pruned_fields
 from dsv4_operator.runtime.events import EventRecorder
 from dsv4_operator.runtime.health import Health
 from dsv4_operator.runtime.http import build_app, serving
@@ -40,6 +41,8 @@ RESYNC_RETRY_SECONDS = 5.0
 RESYNC_LIMIT_FACTOR = 3
 """/healthz fails when no resync succeeded for this many intervals."""
 DRAIN_SECONDS = 20.0
+EVENT_SECONDS = 60.0
+"""An equal event is posted once in this time: a flapping canary must not flood, a second failure must be told."""
 
 
 class LeadershipLost(Exception):
@@ -132,6 +135,8 @@ class Operator:
         reconciler = self._reconciler(api, peers)
         if not await self._first_resync(api, lost):
             return
+        if not self._settings.namespaces:  # with rights in some namespaces alone, the CRD is out of reach
+            self._metrics.set_crd_pruned_fields(len(await find_pruned_fields(api)))
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(_login(self._settings))
         register_handlers(registry, self._cache, self._queue, self._kinds)
@@ -162,7 +167,7 @@ class Operator:
         return Reconciler(
             api=api,
             cache=self._cache,
-            recorder=EventRecorder(api, component="dsv4-operator", instance=self._identity),
+            recorder=EventRecorder(api, component="dsv4-operator", instance=self._identity, ttl=EVENT_SECONDS),
             metrics=self._metrics,
             peers=peers,
             config=ReconcilerConfig(

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from localcluster import LocalCluster, images
 
+from localcluster import LocalCluster, images
 from operator_process import ROOT, OperatorProcess
 from world import World
 
@@ -48,10 +48,10 @@ def start_operator(tmp_path: Path) -> Iterator[Callable[..., OperatorProcess]]:
     """Starts operators; those that still run at the end are stopped."""
     started: list[OperatorProcess] = []
 
-    def start(cluster: LocalCluster, *arguments: str) -> OperatorProcess:
+    def start(cluster: LocalCluster, *arguments: str, kubeconfig: Path | None = None) -> OperatorProcess:
         folder = tmp_path / f"operator-{len(started)}"
         folder.mkdir()
-        operator = OperatorProcess(cluster.kubeconfig, folder, free_port(), *arguments)
+        operator = OperatorProcess(kubeconfig or cluster.kubeconfig, folder, free_port(), *arguments)
         started.append(operator)
         operator.start()
         return operator

@@ -44,7 +44,8 @@ class OperatorProcess:
 
     def start(self) -> None:
         """Start it; returns when its HTTP endpoint answers."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "operator"), "POD_NAME": f"operator-{self._port}-{self.starts}"}
+        name = f"operator-{self._port}-{self.starts}"
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "operator"), "POD_NAME": name}
         self.starts += 1
         with (self._folder / "operator.log").open("ab") as log:
             self._process = subprocess.Popen(

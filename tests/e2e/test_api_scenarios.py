@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from localcluster.api import ApiError
 
+from localcluster.api import ApiError
 from operator_process import OperatorProcess
 from world import World, deployment
 
@@ -53,9 +53,7 @@ def test_deleted_object_leaves_no_child(api_world: World, operator: OperatorProc
     api_world.wait("all children to be collected", lambda: not api_world.children("pair"), timeout=60)
 
 
-def test_deleted_object_leaves_no_child_while_the_operator_is_down(
-    api_world: World, operator: OperatorProcess
-) -> None:
+def test_deleted_object_leaves_no_child_while_the_operator_is_down(api_world: World, operator: OperatorProcess) -> None:
     api_world.create(deployment("pair"))
     api_world.wait_ready("pair")
     operator.stop()
@@ -77,7 +75,11 @@ def test_deleted_object_leaves_no_child_while_the_operator_is_down(
             id="headless service",
         ),
         pytest.param(
-            "ConfigMap", "canary", {"data": {"canary.json": "{}"}}, lambda o: len(o["data"]["canary.json"]) > 5, id="settings"
+            "ConfigMap",
+            "canary",
+            {"data": {"canary.json": "{}"}},
+            lambda o: len(o["data"]["canary.json"]) > 5,
+            id="settings",
         ),
         pytest.param(
             "NetworkPolicy", "engine", {"spec": {"ingress": []}}, lambda o: len(o["spec"]["ingress"]) == 3, id="policy"
@@ -238,7 +240,9 @@ def test_status_is_an_observation_and_comes_back(api_world: World, operator: Ope
     before = api_world.get("pair")["status"]["fingerprint"]
     uids = {key: obj["metadata"]["uid"] for key, obj in api_world.children("pair").items()}
     api_world.cluster.api.merge(f"{api_world.path('pair')}/status", {"status": None})
-    api_world.wait("status to come back", lambda: (api_world.get("pair").get("status") or {}).get("fingerprint") == before)
+    api_world.wait(
+        "status to come back", lambda: (api_world.get("pair").get("status") or {}).get("fingerprint") == before
+    )
     assert {key: obj["metadata"]["uid"] for key, obj in api_world.children("pair").items()} == uids
 
 

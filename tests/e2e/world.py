@@ -23,6 +23,7 @@ CHILD_PATHS = {
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{ns}/networkpolicies",
     "Pod": "/api/v1/namespaces/{ns}/pods",
 }
+ORDER = 'Call the tool record_order exactly once with item "blue lamp" and count 3.'
 ECHO_TOOL = {
     "type": "function",
     "function": {
@@ -145,9 +146,7 @@ class World:
         port = service["spec"]["ports"][0]["port"]
         body = {
             "model": "deepseek-v4",
-            "messages": [
-                {"role": "user", "content": 'Call the tool record_order exactly once with item "blue lamp" and count 3.'}
-            ],
+            "messages": [{"role": "user", "content": ORDER}],
             "tools": [ECHO_TOOL],
             "tool_choice": "auto",
             "temperature": 0,

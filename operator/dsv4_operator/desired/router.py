@@ -1,6 +1,7 @@
 """The router of one generation: smg with file discovery, so that the operator alone decides its workers.
 
-The command is the set that was run in front of rolling engines with no failed request: facts in docs/design/router.md.
+The command is the set that was run in front of rolling engines with no failed request:
+docs/design/0003-router-by-file-discovery.md.
 """
 
 from __future__ import annotations

@@ -132,6 +132,9 @@ class OperatorMetrics:
         self._certificate = Gauge(
             "dsv4_operator_webhook_certificate_expiry_timestamp_seconds",
             "When the webhook's serving certificate expires (unix time); 0 while there is none.",
+        self._pruned_fields = Gauge(
+            "dsv4_operator_crd_pruned_fields",
+            "Fields that this operator knows and the installed CRD drops silently; 0 when the CRD is current.",
             registry=registry,
         )
         build = Gauge(
@@ -156,6 +159,10 @@ class OperatorMetrics:
             ),
         ):
             Gauge(f"dsv4_operator_queue_{name}", text, registry=self.registry).set_function(value)
+
+    def set_crd_pruned_fields(self, count: int) -> None:
+        """How many fields the installed CRD lacks."""
+        self._pruned_fields.set(count)
 
     def watch_cache(self, size: Callable[[], int]) -> None:
         """Expose the number of cached objects. Call once."""

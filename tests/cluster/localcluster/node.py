@@ -5,7 +5,7 @@ import os
 from datetime import datetime
 from pathlib import Path
 
-from localcluster.api import Api
+from localcluster.api import Api, ApiError
 from localcluster.controlplane import service_address
 from localcluster.errors import ClusterError
 from localcluster.paths import write_atomically
@@ -159,7 +159,10 @@ def kubelet_has_synced(api: Api, node: str, since: datetime) -> bool:
     if not beats or datetime.fromisoformat(beats[0]) < since.replace(microsecond=0):
         return False
     bound = api.get("/api/v1/pods", fieldSelector=f"spec.nodeName={node},status.phase=Running")["items"]
-    known = api.get(f"/api/v1/nodes/{node}/proxy/pods").get("items") or []
+    try:
+        known = api.get(f"/api/v1/nodes/{node}/proxy/pods").get("items") or []
+    except ApiError:  # 503: it does not listen yet
+        return False
     return {pod["metadata"]["uid"] for pod in bound} <= {pod["metadata"]["uid"] for pod in known}
 
 

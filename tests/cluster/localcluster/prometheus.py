@@ -33,12 +33,7 @@ def _unpack(home: Path, final: Path) -> None:
     part = Path(tempfile.mkdtemp(prefix=".part-", dir=home))
     try:
         part.chmod(0o755)
-        commands = (["apt-get", "-qq", "update"], ["apt-get", "-qq", "download", PACKAGE])
-        for command in commands:
-            done = subprocess.run(command, cwd=part, capture_output=True, text=True, check=False)
-            if done.returncode and command[-1] == PACKAGE:
-                raise ClusterError(f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}")
-        package = next(part.glob("*.deb"))
+        package = _download(part)
         subprocess.run(["dpkg", "-x", str(package), str(part)], check=True)
         package.unlink()
         shutil.rmtree(final, ignore_errors=True)
@@ -46,6 +41,15 @@ def _unpack(home: Path, final: Path) -> None:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+
+
+def _download(folder: Path) -> Path:
+    subprocess.run(["apt-get", "-qq", "update"], capture_output=True, check=False)  # old lists may do
+    command = ["apt-get", "-qq", "download", PACKAGE]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ClusterError(f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}")
+    return next(folder.glob("*.deb"))
 
 
 class PrometheusServer:

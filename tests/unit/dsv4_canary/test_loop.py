@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 
 from dsv4_canary.loop import Canary
@@ -16,6 +17,8 @@ from dsv4_canary.metrics import Metrics
 from dsv4_canary.model import Role
 from dsv4_canary.settings import Environment
 from dsv4_canary.watch import SettingsFile
+
+pytestmark = pytest.mark.processes
 
 DEADLINE = 60.0
 SETTINGS = {

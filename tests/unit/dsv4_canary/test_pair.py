@@ -18,6 +18,8 @@ from dsv4_canary.judge import Judgement, Kind, cache_label, judge
 from dsv4_canary.model import Cache, Mode, PeerOutcome, Reason, Role, Severity
 from dsv4_canary.probes import Probe, echo_probe
 
+pytestmark = pytest.mark.processes
+
 Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 

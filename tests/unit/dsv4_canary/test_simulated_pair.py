@@ -19,6 +19,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE = 90.0
 MODEL = "simulator"

@@ -11,6 +11,8 @@ import pytest
 from dsv4_engine_sim import chat, pages, tokens, wire
 from dsv4_engine_sim.pages import KV, PageLayout
 
+pytestmark = pytest.mark.processes
+
 FILLER = "All work and no play makes the scheduler a dull loop. " * 220
 ASK = 'Call the tool probe_echo exactly once with token "{token}" and n {n}. Do not write anything else.'
 

@@ -10,6 +10,8 @@ import aiohttp
 import pytest
 import smg  # noqa: F401  # part of the test extra: a missing router is an error, not a skip
 
+pytestmark = pytest.mark.processes
+
 ASK = 'Call the tool probe_echo exactly once with token "{token}" and n {n}. Do not write anything else.'
 
 
