@@ -289,9 +289,7 @@ def test_the_webhook_is_whole_or_absent(template: Render, values: dict[str, Any]
     assert any("webhook" in argument for argument in spec["args"]) is on
 
 
-def test_what_the_webhook_is_called_by_is_what_it_serves(
-    template: Render, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_webhook_is_called_by_is_what_it_serves(template: Render, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_NAMESPACE", "sys")
     objects = template({"watchNamespaces": ["a", "b"], "webhook": {"enabled": True}}, release="rel", namespace="sys")
     settings = parse_settings([one.replace("$(POD_NAMESPACE)", "sys") for one in container(objects)["args"]])

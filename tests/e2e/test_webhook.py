@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 import yaml
 from cryptography import x509
-from operator_process import IMAGES, ROOT, OperatorProcess
-from world import World, deployment
 
 from dsv4_operator.api.v1alpha1.deployment import parse_deployment
 from dsv4_operator.engine.images import ImageDefaults, resolve_images
@@ -25,6 +23,8 @@ from dsv4_operator.policy import Action, Finding, evaluate, refusals
 from localcluster import LocalCluster, images, tools
 from localcluster.api import ApiError
 from localcluster.waiting import wait_for
+from operator_process import IMAGES, ROOT, OperatorProcess
+from world import World, deployment
 
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 WEBHOOK = "policy.serving.dsv4.dev"

@@ -132,6 +132,8 @@ class OperatorMetrics:
         self._certificate = Gauge(
             "dsv4_operator_webhook_certificate_expiry_timestamp_seconds",
             "When the webhook's serving certificate expires (unix time); 0 while there is none.",
+            registry=registry,
+        )
         self._pruned_fields = Gauge(
             "dsv4_operator_crd_pruned_fields",
             "Fields that this operator knows and the installed CRD drops silently; 0 when the CRD is current.",
