@@ -300,7 +300,9 @@ def test_what_a_change_rolls_is_true(path: str, said: str) -> None:
 
 # -- tone
 
-FORBIDDEN = re.compile(r"/work/|\bsessions?\b|\bsub-?agents?\b|\bworkplace\b|\bTODO\b|\bFIXME\b", re.IGNORECASE)
+FORBIDDEN = re.compile(
+    r"/work/|\b(?:this|our|last) session\b|\bsub-?agents?\b|\bworkplace\b|\bTODO\b|\bFIXME\b", re.IGNORECASE
+)
 
 
 @pytest.mark.parametrize("page", OURS)
