@@ -24,6 +24,7 @@ import logging
 import os
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 CAPABILITY = {"SM90": (9, 0), "SM100": (10, 0), "SM103": (10, 3), "SM120": (12, 0)}
@@ -184,6 +185,16 @@ def forked(job: dict[str, Any]) -> str:
     return answer
 
 
+def preload(modules: list[str]) -> None:
+    """Import here, once, what a resolution imports, so that the children need not."""
+    with contextlib.redirect_stdout(sys.stderr):
+        for name in modules:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
 def parser_table() -> dict[str, Any]:
     """Every flag of the real argparse parser: what the data read from the wheel must equal."""
     import argparse  # noqa: PLC0415
@@ -220,21 +231,20 @@ def main() -> int:
             table = parser_table()
         print(json.dumps(table))
         return 0
-    first = True
+    learnt = Path(sys.prefix) / "resolution-modules.json"
+    known = json.loads(learnt.read_text(encoding="utf-8")) if learnt.exists() else []
+    preload(known)
     for line in sys.stdin:
         if not line.strip():
             continue
-        answer = json.loads(forked(json.loads(line) | {"modules": first}))
-        if first:
-            # What the first resolution imported is imported here, once, so that the others need not.
-            with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(Exception):
-                for name in answer.pop("modules", []):
-                    if name not in sys.modules:
-                        importlib.import_module(name)
-            gc.collect()
-            gc.freeze()
-            first = False
-        answer.pop("modules", None)
+        answer = json.loads(forked(json.loads(line) | {"modules": not known}))
+        modules = answer.pop("modules", [])
+        if modules:
+            known = modules
+            part = learnt.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps(modules), encoding="utf-8")
+            part.replace(learnt)
+            preload(modules)
         print(json.dumps(answer), flush=True)
     return 0
 

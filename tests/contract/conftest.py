@@ -54,7 +54,7 @@ def resolved(request: pytest.FixtureRequest) -> Iterator[Callable[[str, str], Re
 
         for item in request.session.items:
             params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-            if item.get_closest_marker("sglang") and "release" in params:
+            if "resolved" in getattr(item, "fixturenames", ()) and "release" in params:
                 architecture = params.get("architecture", getattr(params.get("case"), "architecture", "SM100"))
                 submit(params["release"], architecture)
         yield lambda release, architecture: submit(release, architecture).result()

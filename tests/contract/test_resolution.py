@@ -66,7 +66,7 @@ def test_a_wrong_prediction_and_a_wrong_flag_are_seen(resolved: Resolved) -> Non
     for name in wanted:
         assert differences(values, wanted | {name: "another"}).keys() == {name}
     assert differences(values, wanted | {"no_such_field": 1}).keys() == {"no_such_field"}
-    wrong = job("wrong", spec_of({"engine": {"extraArgs": ["--hicache-no-such-flag"]}}), DEFAULT_RELEASE, Role.DECODE,
+    wrong = job("wrong", spec_of({"engine": {"extraArgs": ["--no-such-flag"]}}), DEFAULT_RELEASE, Role.DECODE,
                 str(MODEL))  # fmt: skip
     assert resolve(release, "SM100", [wrong])["wrong|decode"]["outcome"] == "unparsed"
 
