@@ -41,6 +41,10 @@ lint: $(VENV)/.ready
 unit: $(VENV)/.ready
 	@$(PYTEST) -q -m "not processes" tests/unit tests/golden tests/chart
 
+.PHONY: contract
+contract: $(VENV)/.ready ## The contract with SGLang: data against 12 wheels, the real ServerArgs (10 GB cache, first time)
+	@$(PYTEST) tests/contract
+
 .PHONY: test
 test: lint prerequisites ## Everything: check, then tests on the real control plane and the real node
 	@$(PYTEST) tests

@@ -10,6 +10,9 @@ ROOT = Path(__file__).resolve().parent.parent
 GENERATORS = (
     ("the CRD", ["-m", "dsv4_operator.api.crd"]),
     ("the API reference", ["-m", "dsv4_operator.api.reference"]),
+    ("the reference of policy", ["-m", "dsv4_operator.policy.reference"]),
+    ("the engine matrix", ["hack/contract/engine_matrix.py"]),
+    ("the table of imported launches", ["hack/import_table.py"]),
     ("the chart's copies and tables", ["charts/sync.py"]),
 )
 

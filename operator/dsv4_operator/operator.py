@@ -23,6 +23,7 @@ from dsv4_operator.kube.kinds import DSV4_DEPLOYMENT, Kind
 from dsv4_operator.kube.port import KubeApi
 from dsv4_operator.reconcile import Reconciler, ReconcilerConfig
 from dsv4_operator.runtime.cache import ObjectCache, ObjectKey
+from dsv4_operator.runtime.crd_check import find_pruned_fields
 from dsv4_operator.runtime.events import EventRecorder
 from dsv4_operator.runtime.health import Health
 from dsv4_operator.runtime.http import build_app, serving
@@ -32,6 +33,7 @@ from dsv4_operator.runtime.logs import about
 from dsv4_operator.runtime.metrics import OperatorMetrics
 from dsv4_operator.runtime.queue import WorkQueue
 from dsv4_operator.runtime.settings import OperatorSettings
+from dsv4_operator.runtime.webhook import Webhook
 
 LOG = logging.getLogger(__name__)
 
@@ -56,10 +58,12 @@ class Operator:
         self._cache = ObjectCache()
         self._queue: WorkQueue[Key] = WorkQueue(observer=self._metrics)
         self._stop = asyncio.Event()
+        self._webhook: Webhook | None = None
         self._health = Health(
             queue=self._queue.stats,
             queue_stall_seconds=settings.queue_stall_seconds,
             resync_limit_seconds=RESYNC_LIMIT_FACTOR * settings.resync_seconds,
+            webhook=lambda: None if self._webhook is None else self._webhook.unreadiness(),
         )
         self._identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
         self._kinds: tuple[Kind, ...] = (DSV4_DEPLOYMENT, *CHILD_KINDS)
@@ -88,6 +92,10 @@ class Operator:
                 observer=self._metrics,
             )
             stack.push_async_callback(api.close)
+            if settings.webhook:
+                # Standing by or leading: the API server calls any replica that is Ready.
+                self._webhook = Webhook(api, settings, self._metrics)
+                await stack.enter_async_context(self._webhook.running())
             app = build_app(self._health, self._metrics if settings.metrics else None)
             port = await stack.enter_async_context(serving(app, settings.listen_host, settings.listen_port))
             LOG.info("dsv4-operator %s listens on port %d", __version__, port)
@@ -127,6 +135,8 @@ class Operator:
         reconciler = self._reconciler(api, peers)
         if not await self._first_resync(api, lost):
             return
+        if not self._settings.namespaces:  # with rights in some namespaces alone, the CRD is out of reach
+            self._metrics.set_crd_pruned_fields(len(await find_pruned_fields(api)))
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(_login(self._settings))
         register_handlers(registry, self._cache, self._queue, self._kinds)

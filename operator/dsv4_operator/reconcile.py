@@ -50,7 +50,7 @@ from dsv4_operator.plan.generations import GenerationPlan, plan_generations
 from dsv4_operator.plan.membership import MembershipPlan, plan_membership
 from dsv4_operator.plan.pruning import ChildKey, child_key, plan_pruning
 from dsv4_operator.plan.replacement import why_replaced
-from dsv4_operator.policy import Finding, evaluate, refusals
+from dsv4_operator.policy import Action, Finding, evaluate, refusals
 from dsv4_operator.runtime.cache import ObjectCache
 from dsv4_operator.runtime.children import ChildWriter, ForeignObject
 from dsv4_operator.runtime.events import EventBatch, EventRecorder
@@ -401,6 +401,7 @@ class Reconciler:
         namespace, name = metadata["namespace"], metadata["name"]
         self._metrics.set_conditions(namespace, name, [(c.type, c.status) for c in status.conditions])
         self._metrics.set_findings(namespace, name, [(f.rule, f.action) for f in status.findings])
+        self._metrics.set_policy_allowed(namespace, name, _overridden(this))
         self._metrics.set_generations(namespace, name, len(status.generations))
         self._metrics.set_router_drift(namespace, name, len(this.drift))
         dumped = status.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -429,6 +430,14 @@ class Reconciler:
             this.events.add(
                 this.raw, "Warning" if warning else "Normal", condition.reason, condition.message, action=condition.type
             )
+
+
+def _overridden(this: _Pass) -> set[str]:
+    """The rules that would refuse the spec, were they not in its policy.allow."""
+    if this.deployment is None:
+        return set()
+    allowed = {entry.rule for entry in this.deployment.spec.policy.allow}
+    return {finding.rule for finding in this.findings if finding.action is Action.WARN} & allowed
 
 
 def _worth_telling(condition: Condition) -> bool:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from dsv4_operator.runtime.settings import OperatorSettings, parse_settings
+from dsv4_operator.runtime.webhook import PATH
 
 Objects = list[dict[str, Any]]
 Render = Callable[..., Objects]
@@ -25,6 +26,8 @@ MATRIX: dict[str, dict[str, Any]] = {
     "namespaced": {"watchNamespaces": ["team-a", "team-b", "dsv4-system"]},
     "two-replicas": {"replicas": 2, "networkPolicy": {"enabled": True}},
     "scaled-to-zero": {"replicas": 0},
+    "no-webhook": {"webhook": {"enabled": False}, "networkPolicy": {"enabled": True}},
+    "namespaced-webhook": {"watchNamespaces": ["team-a"], "webhook": {"enabled": True}},
     "least": {
         "crds": {"enabled": False},
         "rbac": {"create": False, "aggregateClusterRoles": False},
@@ -49,6 +52,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         "crds": {"keep": False},
         "serviceAccount": {"name": "someone", "annotations": {"a": "b"}},
         "metrics": {"podMonitor": {"enabled": True, "labels": {"release": "prom"}, "interval": "1m"}},
+        "webhook": {"enabled": True, "failurePolicy": "Fail", "timeoutSeconds": 10},
         "networkPolicy": {
             "enabled": True,
             "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
@@ -89,7 +93,18 @@ REFUSED: dict[str, dict[str, Any]] = {
     "an interval without a unit": {"metrics": {"podMonitor": {"interval": "30"}}},
     "no API server port": {"networkPolicy": {"apiServerPorts": []}},
     "a port that cannot be": {"networkPolicy": {"apiServerPorts": [70000]}},
+    "a webhook switch as text": {"webhook": {"enabled": "yes"}},
+    "an unknown failure policy": {"webhook": {"failurePolicy": "Retry"}},
+    "an endless time-out": {"webhook": {"timeoutSeconds": 31}},
     "a pull secret as text": {"imagePullSecrets": ["regcred"]},
+}
+
+
+CLUSTER_WIDE = {
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "CustomResourceDefinition",
+    "ValidatingWebhookConfiguration",
 }
 
 
@@ -128,7 +143,7 @@ def test_every_object_is_valid(template: Render, values: dict[str, Any]) -> None
     for one in objects:
         if one["apiVersion"] != MONITORING:
             kubernetes_validate.validate(one, "1.36", strict=True)
-        cluster_wide = one["kind"] in {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+        cluster_wide = one["kind"] in CLUSTER_WIDE
         assert ("namespace" in one["metadata"]) != cluster_wide
         assert len(one["metadata"]["name"]) <= 63
         assert one["metadata"]["labels"]["app.kubernetes.io/name"] == "dsv4-operator"
@@ -186,12 +201,12 @@ def test_the_pod_is_found_by_those_who_look_for_it(template: Render) -> None:
     assert labels["tier"] == "control"
     selectors = [
         deployment["spec"]["selector"]["matchLabels"],
-        only(objects, "Service")["spec"]["selector"],
+        *(service["spec"]["selector"] for service in of_kind(objects, "Service")),
         only(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
         only(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
         only(objects, "PodMonitor")["spec"]["selector"]["matchLabels"],
     ]
-    assert selectors == [{"app.kubernetes.io/name": "dsv4-operator", "app.kubernetes.io/instance": "rel"}] * 5
+    assert selectors == [{"app.kubernetes.io/name": "dsv4-operator", "app.kubernetes.io/instance": "rel"}] * 6
     assert deployment["metadata"]["name"] == "rel-pd"
 
 
@@ -202,7 +217,8 @@ def test_the_pod_knows_its_name_and_namespace(template: Render) -> None:
 
 def test_probes_ask_the_port_that_the_operator_listens_on(template: Render) -> None:
     spec = container(template())
-    assert [port["containerPort"] for port in spec["ports"]] == [OperatorSettings.model_fields["listen_port"].default]
+    ports = [OperatorSettings.model_fields[name].default for name in ("listen_port", "webhook_listen_port")]
+    assert [port["containerPort"] for port in spec["ports"]] == ports
     assert spec["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
     assert spec["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
 
@@ -225,7 +241,10 @@ def test_rights_of_a_namespaced_install_end_at_its_namespaces(template: Render) 
         if one["metadata"]["name"] == "dsv4-operator"
     }
     assert roles.keys() == {"team-a", "team-b"}
-    assert roles["team-a"]["rules"] == roles["team-b"]["rules"] == operator_rules(everywhere)
+    # The CRD belongs to no namespace: it is read by an operator of the whole cluster alone.
+    inside = [rule for rule in operator_rules(everywhere) if rule["resources"] != ["customresourcedefinitions"]]
+    assert len(inside) == len(operator_rules(everywhere)) - 1
+    assert roles["team-a"]["rules"] == roles["team-b"]["rules"] == inside
     subject = {"kind": "ServiceAccount", "name": "dsv4-operator", "namespace": "dsv4-system"}
     assert [one["subjects"] for one in of_kind(objects, "RoleBinding")] == [[subject]] * 3
 
@@ -235,17 +254,59 @@ def test_no_rule_is_wide(template: Render) -> None:
         for rule in role["rules"]:
             assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
             if "secrets" in rule["resources"]:
-                assert rule == {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "create"]}
+                name = {"resourceNames": ["dsv4-operator-webhook"]} if "resourceNames" in rule else {}
+                wanted = {"get", "update"} if name else {"get", "create"}
+                assert set(rule["verbs"]) <= wanted
+                assert rule == {"apiGroups": [""], "resources": ["secrets"], "verbs": rule["verbs"], **name}
 
 
 def test_a_pod_monitor_needs_its_api(template: Render) -> None:
     values: dict[str, Any] = {"metrics": {"podMonitor": {"enabled": True}}}
     assert not of_kind(template(values), "PodMonitor")
     monitor = only(template(values, "--api-versions", MONITORING), "PodMonitor")
-    ports = [port["name"] for port in container(template(values))["ports"]]
-    assert [one["port"] for one in monitor["spec"]["podMetricsEndpoints"]] == ports
+    ports = {port["name"]: port["containerPort"] for port in container(template(values))["ports"]}
+    assert [ports[one["port"]] for one in monitor["spec"]["podMetricsEndpoints"]] == [8080]
     values["metrics"]["enabled"] = False
     assert not of_kind(template(values, "--api-versions", MONITORING), "PodMonitor")
+
+
+@pytest.mark.parametrize(
+    ("values", "on"),
+    [
+        ({}, True),
+        ({"watchNamespaces": ["a"]}, False),
+        ({"watchNamespaces": ["a"], "webhook": {"enabled": True}}, True),
+        ({"webhook": {"enabled": False}}, False),
+    ],
+)
+def test_the_webhook_is_whole_or_absent(template: Render, values: dict[str, Any], on: bool) -> None:
+    objects = template({"rbac": {"create": True}, **values})
+    named = [one for one in objects if re.search(r"webhook|\.dsv4-system$", one["metadata"]["name"])]
+    kinds = ["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Service", "ValidatingWebhookConfiguration"]
+    assert sorted(one["kind"] for one in named) == (kinds if on else [])
+    spec = container(objects)
+    assert ("webhook" in [port["name"] for port in spec["ports"]]) is on
+    assert any("webhook" in argument for argument in spec["args"]) is on
+
+
+def test_what_the_webhook_is_called_by_is_what_it_serves(template: Render, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POD_NAMESPACE", "sys")
+    objects = template({"watchNamespaces": ["a", "b"], "webhook": {"enabled": True}}, release="rel", namespace="sys")
+    settings = parse_settings([one.replace("$(POD_NAMESPACE)", "sys") for one in container(objects)["args"]])
+    configuration = only(objects, "ValidatingWebhookConfiguration")
+    (webhook,) = configuration["webhooks"]
+    service = webhook["clientConfig"]["service"]
+    assert settings.webhook
+    assert settings.webhook_hosts == (f"{service['name']}.{service['namespace']}.svc",)
+    assert service["path"] == PATH
+    assert settings.webhook_configuration == configuration["metadata"]["name"]
+    (behind,) = [one for one in of_kind(objects, "Service") if one["metadata"]["name"] == service["name"]]
+    assert [(port["port"], port["targetPort"]) for port in behind["spec"]["ports"]] == [(service["port"], "webhook")]
+    assert webhook["namespaceSelector"]["matchExpressions"][0]["values"] == ["a", "b"]
+    assert "caBundle" not in webhook["clientConfig"], "the operator's own field"
+    names = [rule["resourceNames"] for one in objects for rule in one.get("rules", []) if "resourceNames" in rule]
+    assert [settings.webhook_configuration] in names
+    assert [settings.webhook_secret] in names
 
 
 @pytest.mark.parametrize(("replicas", "budgets"), [(1, 0), (2, 1)])
@@ -349,6 +410,8 @@ def _documented_rights(text: str) -> set[tuple[str, str, str]]:
 
 def test_the_table_of_rights_is_the_chart_s(template: Render, root: Path) -> None:
     objects = template()
-    rules = [*operator_rules(objects), *(rule for role in of_kind(objects, "Role") for rule in role["rules"])]
+    bound = {one["roleRef"]["name"] for one in objects if one["kind"].endswith("Binding")}
+    roles = [one for one in objects if one["kind"] in {"Role", "ClusterRole"} and one["metadata"]["name"] in bound]
+    rules = [rule for role in roles for rule in role["rules"]]
     granted = {(g, r, v) for rule in rules for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
     assert _documented_rights((root / "docs/install.md").read_text()) == granted

@@ -82,6 +82,21 @@ def test_without_a_rule_it_is_transparent(
     assert "large" in control_plane.kubectl(f"--kubeconfig={fault_proxy.kubeconfig()}", "-n", namespace, "get", "cm")
 
 
+def test_later_answers_on_a_kept_connection_arrive_whole(
+    control_plane: LocalCluster, fault_proxy: FaultProxy, api: Api, namespace: str
+) -> None:
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    api.create(path, {"metadata": {"name": "large"}, "data": {"data": "x" * 700_000}})
+    context = ssl.create_default_context(cafile=str(control_plane.ca))
+    host, _, port = fault_proxy.url.removeprefix("https://").partition(":")
+    connection = http.client.HTTPSConnection(host, int(port), timeout=30, context=context)
+    headers = {"Authorization": f"Bearer {control_plane.state.tokens['admin']}"}
+    for _ in range(5):
+        connection.request("GET", f"{path}/large", headers=headers)
+        assert len(json.loads(connection.getresponse().read())["data"]["data"]) == 700_000
+    connection.close()
+
+
 @pytest.mark.parametrize("status", [409, 410, 429, 500, 503])
 def test_it_answers_an_error_so_often_and_only_where_the_rule_matches(
     control_plane: LocalCluster, fault_proxy: FaultProxy, api: Api, namespace: str, status: int

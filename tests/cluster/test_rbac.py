@@ -24,6 +24,7 @@ import pytest
 import yaml
 
 from localcluster import LocalCluster, audit, tools
+from localcluster.api import ApiError
 from localcluster.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -82,6 +83,7 @@ class Install:
     watched: str
     objects: list[dict[str, Any]]
     since: datetime
+    webhook_port: int
 
     @property
     def user(self) -> str:
@@ -92,6 +94,10 @@ class Install:
         (deployment,) = [one for one in self.objects if one["kind"] == "Deployment"]
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
         return [one.replace("$(POD_NAMESPACE)", self.namespace) for one in container["args"]]
+
+    @property
+    def webhook(self) -> bool:
+        return "--webhook" in self.arguments
 
     def granted(self) -> set[Right]:
         """What the roles that are bound to the operator allow."""
@@ -146,13 +152,23 @@ def install(cluster: LocalCluster, namespace: str, watched: str, values: dict[st
         cluster.kubectl("create", "namespace", name)
     images = {"canaryImage": "localhost/dsv4/canary:dev", "routerImage": "localhost/dsv4/router:dev"}
     objects = render(namespace, {"defaults": images, **values})
+    webhook_port = free_port()
+    for one in objects:
+        if one["kind"] == "ValidatingWebhookConfiguration":  # no Service leads to a process of this machine
+            one["webhooks"][0]["clientConfig"] = {"url": f"https://127.0.0.1:{webhook_port}/validate"}
     applied = [one for one in objects if one["kind"] != "Deployment"]
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(_list(applied)))
     for plural in ("dsv4deployments.v1alpha1.serving.dsv4.dev", "leaderworkersets.v1.leaderworkerset.x-k8s.io"):
         # Established says that the API exists, not yet that its storage answers.
         answer = partial(cluster.kubectl, "get", "--raw", _collection(plural), check=False)
         wait_for(f"{plural} to be served", answer, PATIENCE)
-    return Install(cluster, namespace, watched, objects, since)
+    return Install(cluster, namespace, watched, objects, since, webhook_port)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _collection(resource: str) -> str:
@@ -171,13 +187,18 @@ def run_operator(tmp_path: Path) -> Iterator[Callable[[Install], subprocess.Pope
     running: list[subprocess.Popen[bytes]] = []
 
     def start(installed: Install) -> subprocess.Popen[bytes]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         kubeconfig = installed.cluster.service_account_kubeconfig(
             installed.namespace, RELEASE, tmp_path / f"{installed.namespace}.kubeconfig"
         )
-        local = [f"--kubeconfig={kubeconfig}", "--listen-host=127.0.0.1", f"--listen-port={port}"]
+        local = [
+            f"--kubeconfig={kubeconfig}",
+            "--listen-host=127.0.0.1",
+            f"--listen-port={port}",
+            f"--webhook-listen-port={installed.webhook_port}",
+            "--webhook-hosts=127.0.0.1",
+            "--webhook-certificate-seconds=30",
+        ]
         environment = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT / "operator"),
@@ -233,6 +254,20 @@ class Scenario:
             self.cluster.api.delete(f"{self.path}/{sample}")
         wait_for("the children to go", self._nothing_left, PATIENCE)
 
+    def meet_the_webhook(self) -> None:
+        """Certificates are renewed under the operator's own rights, and the API server accepts them."""
+        raw = yaml.safe_load((SAMPLES / "minimal.yaml").read_text())
+        raw["spec"]["prefill"] = {"extraArgs": ["--mem-fraction-stat=0.9"]}
+
+        def refused() -> bool:
+            try:
+                self.cluster.api.create(f"{self.path}?dryRun=All", raw)
+            except ApiError as error:
+                return "denied the request" in str(error)
+            return False
+
+        wait_for("the webhook to refuse", refused, PATIENCE)
+
     def _change(self, name: str, spec: dict[str, Any]) -> None:
         generation = self.cluster.api.merge(f"{self.path}/{name}", {"spec": spec})["metadata"]["generation"]
 
@@ -276,13 +311,23 @@ class Scenario:
         return not self.cluster.kubectl("-n", self.namespace, "get", kinds, "-l", LABEL, "-o", "name").strip()
 
 
-@pytest.mark.parametrize("mode", ["cluster", "namespaced"])
+MODES: dict[str, dict[str, Any]] = {
+    "cluster": {},
+    "namespaced": {"watchNamespaces": ["team-namespaced"]},
+    "namespaced-webhook": {"watchNamespaces": ["team-namespaced-webhook"], "webhook": {"enabled": True}},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_rights_are_those_that_are_used(
     cluster: LocalCluster, run_operator: Callable[[Install], subprocess.Popen[bytes]], mode: str
 ) -> None:
     namespace, watched = f"operator-{mode}", f"team-{mode}"
-    installed = install(cluster, namespace, watched, {"watchNamespaces": [watched]} if mode == "namespaced" else {})
+    installed = install(cluster, namespace, watched, MODES[mode])
+    assert installed.webhook is (mode != "namespaced")
     process = run_operator(installed)
+    if installed.webhook:
+        Scenario(installed).meet_the_webhook()
     Scenario(installed).play()
     wait_for(
         "the lease to be renewed",
@@ -302,8 +347,16 @@ def test_rights_are_those_that_are_used(
     reads = [one for one in installed.requests() if one.verb in {"list", "watch"}]
     unlabelled = {one.resource for one in reads if f"labelSelector={LABEL}" not in unquote(one.uri)}
     assert unlabelled == {"dsv4deployments"}, "children are read by their label alone"
-    if mode == "namespaced":
-        assert {one.namespace for one in installed.requests()} == {namespace, watched}
+    secrets = [one for one in installed.requests() if one.resource == "secrets"]
+    updated = {(one.namespace, one.name) for one in secrets if one.verb == "update"}
+    created = {one.namespace for one in secrets if one.verb == "create"}
+    assert updated == ({(namespace, "dsv4-operator-webhook")} if installed.webhook else set())
+    assert created == ({namespace, watched} if installed.webhook else {watched})
+    if mode != "cluster":
+        assert {one.namespace for one in installed.requests() if one.namespace} == {namespace, watched}
+        cluster_wide = {(one.resource, one.name) for one in installed.requests() if not one.namespace}
+        hook = ("validatingwebhookconfigurations", f"dsv4-operator.{namespace}")
+        assert cluster_wide == ({hook} if installed.webhook else set())
 
 
 def test_a_process_without_rights_is_refused(cluster: LocalCluster) -> None:

@@ -66,6 +66,18 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- join "," $names -}}
 {{- end -}}
 
+{{/* Not empty when the webhook is on. */}}
+{{- define "dsv4-operator.webhook" -}}
+{{- if eq (toString .Values.webhook.enabled) "auto" -}}
+{{- if not .Values.watchNamespaces -}}on{{- end -}}
+{{- else if .Values.webhook.enabled -}}on{{- end -}}
+{{- end -}}
+
+{{/* Name of what the webhook has cluster-wide. With the namespace, so that releases in several do not collide. */}}
+{{- define "dsv4-operator.webhookName" -}}
+{{- printf "%s.%s" (include "dsv4-operator.fullname" .) .Release.Namespace -}}
+{{- end -}}
+
 {{- define "dsv4-operator.subject" -}}
 - kind: ServiceAccount
   name: {{ include "dsv4-operator.serviceAccountName" . }}

@@ -98,8 +98,8 @@ class ApiModel(BaseModel):
             value = getattr(self, name)
             if isinstance(value, ApiModel):
                 stored[alias] = value.as_stored()
-            elif value is None or (is_empty(value) and not info.is_required()):
-                continue
+            elif value is None or (is_empty(value) and is_empty(info.get_default(call_default_factory=True))):
+                continue  # an empty value of a field whose default is no such value says something
             elif isinstance(value, list):
                 stored[alias] = [
                     item.as_stored() if isinstance(item, ApiModel) else plain

@@ -1,7 +1,7 @@
 """(spec, release, role) -> the command line and environment of one engine, exactly as a real image takes them.
 
-Flags and defaults were read in the wheel of SGLang 0.5.23 (srt/server_args.py, srt/environ.py); where a value guards
-against a known fault, the comment names it. tests/contract checks every name against the wheel.
+Which names a release takes stands in `rendered.py`, with sources; tests/contract checks every one against the wheel of
+its release. What a release does not have is not rendered: whether it may then run at all is policy's to say.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 
 from dsv4_operator.api.constants import BOOTSTRAP_PORT, DIST_INIT_PORT, ENGINE_PORT, Role
 from dsv4_operator.api.v1alpha1.engine import (
+    HiCacheSpec,
     HiCacheWritePolicy,
     IndexKDtype,
     SecretKeyRef,
@@ -21,7 +22,19 @@ from dsv4_operator.api.v1alpha1.engine import (
 from dsv4_operator.api.v1alpha1.roles import NetworkSpec, RoleSpec
 from dsv4_operator.api.v1alpha1.spec import DSV4DeploymentSpec, OverlapSchedule
 from dsv4_operator.engine.parallelism import tensor_size
-from dsv4_operator.engine.releases import Release
+from dsv4_operator.engine.releases import DEFAULT_RELEASE, Release
+from dsv4_operator.engine.rendered import (
+    ATTN_DP,
+    CHECKSUM,
+    DEFERRED_RELEASE,
+    DSPARK_BLOCK,
+    EARLY_SEND,
+    FP4_INDEXER,
+    OVERLAP_UNSAFE,
+    RETRACTION_BACKUP,
+    UNIFIED_RADIX_TREE,
+    renders,
+)
 
 EAGLE_DEFAULTS: Final = {"num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4}
 """What unset numbers of EAGLE mean: SGLang's automatic choice picks another top-k and asserts for V4."""
@@ -62,34 +75,34 @@ class EngineCommand:
 
 def render_command(spec: DSV4DeploymentSpec, release: Release, role: Role) -> EngineCommand:
     """The engine's command and environment. Total: any spec that parses renders; policy decides what may run."""
-    del release  # one release so far; flags that differ between releases arrive with its data
     role_spec = spec.prefill if role is Role.PREFILL else spec.decode
     argv = ["python3", "-m", "sglang.launch_server"]
     for part in (
         _model(spec),
         _serving(role),
-        _disaggregation(spec.network, role),
-        _parallelism(role_spec, role),
-        _kv_format(spec),
-        _scheduler(spec),
-        _speculation(spec),
+        _disaggregation(spec.network, release, role),
+        _parallelism(role_spec, release, role),
+        _kv_format(spec, release),
+        _scheduler(spec, release),
+        _speculation(spec, release),
         _prefill_only(spec) if role is Role.PREFILL else iter(()),
         spec.engine.extra_args,
         role_spec.extra_args,
     ):
         argv.extend(part)
-    return EngineCommand(argv=argv, env=_environment(spec, role))
+    return EngineCommand(argv=argv, env=_environment(spec, release, role))
 
 
-def disables_overlap(spec: DSV4DeploymentSpec) -> bool:
+def disables_overlap(spec: DSV4DeploymentSpec, release: Release = DEFAULT_RELEASE) -> bool:
     """Whether the overlapped scheduler is turned off.
 
-    Auto turns it off for EAGLE with attention data parallelism, which hangs (sgl-project/sglang #27938), and leaves
-    it on otherwise, where the canary watches it.
+    Auto turns it off up to 0.5.15 (see `OVERLAP_UNSAFE`) and for EAGLE with attention data parallelism, which hangs
+    (sgl-project/sglang #27938), and leaves it on otherwise, where the canary watches it.
     """
     if spec.overlap_schedule is OverlapSchedule.AUTO:
         attention_dp = max(spec.prefill.parallelism.attention_data, spec.decode.parallelism.attention_data)
-        return spec.engine.speculative.algorithm is SpeculativeAlgorithm.EAGLE and attention_dp > 1
+        hangs = spec.engine.speculative.algorithm is SpeculativeAlgorithm.EAGLE and attention_dp > 1
+        return hangs or release in OVERLAP_UNSAFE
     return spec.overlap_schedule is OverlapSchedule.DISABLED
 
 
@@ -112,21 +125,24 @@ def _serving(role: Role) -> Iterator[str]:
     yield from ("--watchdog-timeout", "300")
 
 
-def _disaggregation(network: NetworkSpec, role: Role) -> Iterator[str]:
+def _disaggregation(network: NetworkSpec, release: Release, role: Role) -> Iterator[str]:
     yield from ("--disaggregation-mode", role.value)
     # Always explicit: the default backend is mooncake.
     yield from ("--disaggregation-transfer-backend", network.transport.lower())
     yield from ("--disaggregation-bootstrap-port", str(BOOTSTRAP_PORT))
     if network.devices:
         yield from ("--disaggregation-ib-device", ",".join(network.devices))
-    if network.checksum:
-        yield "--disaggregation-enable-kv-checksum"
+    if network.checksum and renders(CHECKSUM, release):
+        yield CHECKSUM.name
+    if role is Role.DECODE and renders(RETRACTION_BACKUP, release):
+        yield from (RETRACTION_BACKUP.name, "none")
 
 
-def _parallelism(role_spec: RoleSpec, role: Role) -> Iterator[str]:
+def _parallelism(role_spec: RoleSpec, release: Release, role: Role) -> Iterator[str]:
     yield from ("--tp-size", str(tensor_size(role_spec)))
     if role_spec.parallelism.attention_data > 1:
-        yield from ("--attn-dp-size", str(role_spec.parallelism.attention_data))
+        size = str(role_spec.parallelism.attention_data)
+        yield from (ATTN_DP.name, size) if renders(ATTN_DP, release) else ("--dp-size", size, "--enable-dp-attention")
         yield "--enable-metrics-for-all-schedulers"
     if role_spec.parallelism.expert is not None:
         yield from ("--ep-size", str(role_spec.parallelism.expert))
@@ -137,25 +153,25 @@ def _parallelism(role_spec: RoleSpec, role: Role) -> Iterator[str]:
         yield from ("--dist-init-addr", f"$(LWS_LEADER_ADDRESS):{DIST_INIT_PORT[role]}")
 
 
-def _kv_format(spec: DSV4DeploymentSpec) -> Iterator[str]:
+def _kv_format(spec: DSV4DeploymentSpec, release: Release) -> Iterator[str]:
     # V4 forces 256 and resolves auto to its packed fp8 layout; explicit, so that both roles visibly agree.
     yield from ("--page-size", "256", "--kv-cache-dtype", "auto")
-    if spec.index_k.dtype is IndexKDtype.FP4:
-        yield "--enable-deepseek-v4-fp4-indexer"
+    if spec.index_k.dtype is IndexKDtype.FP4 and renders(FP4_INDEXER, release):
+        yield FP4_INDEXER.name
     if spec.engine.context_length is not None:
         yield from ("--context-length", str(spec.engine.context_length))
 
 
-def _scheduler(spec: DSV4DeploymentSpec) -> Iterator[str]:
+def _scheduler(spec: DSV4DeploymentSpec, release: Release) -> Iterator[str]:
     if spec.engine.mem_fraction_static is not None:
         yield from ("--mem-fraction-static", spec.engine.mem_fraction_static)
     if spec.engine.max_running_requests is not None:
         yield from ("--max-running-requests", str(spec.engine.max_running_requests))
-    if disables_overlap(spec):
+    if disables_overlap(spec, release):
         yield "--disable-overlap-schedule"
 
 
-def _speculation(spec: DSV4DeploymentSpec) -> Iterator[str]:
+def _speculation(spec: DSV4DeploymentSpec, release: Release) -> Iterator[str]:
     speculative = spec.engine.speculative
     if speculative.algorithm is SpeculativeAlgorithm.NONE:
         return
@@ -167,8 +183,8 @@ def _speculation(spec: DSV4DeploymentSpec) -> Iterator[str]:
         yield from ("--speculative-num-draft-tokens", str(numbers["num_draft_tokens"]))
     if speculative.draft_model_path is not None:
         yield from ("--speculative-draft-model-path", speculative.draft_model_path)
-    if speculative.dspark_block_size is not None:
-        yield from ("--speculative-dspark-block-size", str(speculative.dspark_block_size))
+    if speculative.dspark_block_size is not None and renders(DSPARK_BLOCK, release):
+        yield from (DSPARK_BLOCK.name, str(speculative.dspark_block_size))
 
 
 def eagle_numbers(speculative: SpeculativeSpec) -> dict[str, int]:
@@ -185,9 +201,15 @@ def _prefill_only(spec: DSV4DeploymentSpec) -> Iterator[str]:
         # On prefill alone: decode refuses HiCache for V4.
         yield "--enable-hierarchical-cache"
         yield from ("--hicache-ratio", spec.hi_cache.ratio)
-        yield from ("--hicache-write-policy", _WRITE_POLICY[spec.hi_cache.write_policy])
-        yield from ("--hicache-io-backend", _IO_BACKEND[spec.hi_cache.io_backend])
-        yield from ("--hicache-mem-layout", _LAYOUT[spec.hi_cache.layout])
+        io_backend, layout, write_policy = hicache_names(spec.hi_cache)
+        yield from ("--hicache-write-policy", write_policy)
+        yield from ("--hicache-io-backend", io_backend)
+        yield from ("--hicache-mem-layout", layout)
+
+
+def hicache_names(cache: HiCacheSpec) -> tuple[str, str, str]:
+    """I/O backend, layout and write policy as SGLang calls them."""
+    return _IO_BACKEND[cache.io_backend], _LAYOUT[cache.layout], _WRITE_POLICY[cache.write_policy]
 
 
 def ucx_transports(network: NetworkSpec) -> str:
@@ -198,7 +220,7 @@ def ucx_transports(network: NetworkSpec) -> str:
     return ",".join([*(["rc"] if wants_rdma else []), "cuda_copy", "cuda_ipc", "tcp"])
 
 
-def _environment(spec: DSV4DeploymentSpec, role: Role) -> list[EnvEntry]:
+def _environment(spec: DSV4DeploymentSpec, release: Release, role: Role) -> list[EnvEntry]:
     role_spec = spec.prefill if role is Role.PREFILL else spec.decode
     owned = [
         # Used in argument expansion and in logs; the rank address that peers connect to is SGLANG_HOST_IP.
@@ -211,13 +233,12 @@ def _environment(spec: DSV4DeploymentSpec, role: Role) -> list[EnvEntry]:
     token = spec.model.source.hugging_face.token_secret_ref if spec.model.source.hugging_face else None
     if token is not None:
         owned.append(EnvEntry("HF_TOKEN", secret=token))
-    if role is Role.PREFILL:
-        # NIXL drops the fence of the running forward (sgl-project/sglang PR #39417) and up to 0.5.22 a cached prefix
-        # could leave before it was loaded (#44070): without early send neither can happen.
-        owned.append(EnvEntry("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0"))
-    else:
-        # Keep an aborted request's pages until prefill has drained (#35049, #35360); the default from 0.5.21 on.
-        owned.append(EnvEntry("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", "1"))
+    if role is Role.PREFILL and renders(EARLY_SEND, release):
+        owned.append(EnvEntry(EARLY_SEND.name, "0"))
+    if role is Role.PREFILL and spec.hi_cache.enabled and renders(UNIFIED_RADIX_TREE, release):
+        owned.append(EnvEntry(UNIFIED_RADIX_TREE.name, "1"))
+    if role is Role.DECODE and renders(DEFERRED_RELEASE, release):
+        owned.append(EnvEntry(DEFERRED_RELEASE.name, "1"))
     # What the operator owns wins over the user's, and the role's over the engine's; policy names what was shadowed.
     users = {v.name: EnvEntry(v.name, v.value, secret=v.secret_key_ref) for v in (*spec.engine.env, *role_spec.env)}
     merged = {entry.name: entry for entry in owned}

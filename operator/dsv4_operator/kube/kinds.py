@@ -66,6 +66,12 @@ COMPUTE_DOMAIN: Final = Kind("resource.nvidia.com/v1beta1", "ComputeDomain", "co
 CUSTOM_RESOURCE_DEFINITION: Final = Kind(
     "apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False
 )
+VALIDATING_WEBHOOK_CONFIGURATION: Final = Kind(
+    "admissionregistration.k8s.io/v1",
+    "ValidatingWebhookConfiguration",
+    "validatingwebhookconfigurations",
+    namespaced=False,
+)
 
 ALL_KINDS: Final[tuple[Kind, ...]] = (
     DSV4_DEPLOYMENT,
@@ -82,6 +88,7 @@ ALL_KINDS: Final[tuple[Kind, ...]] = (
     LEADER_WORKER_SET,
     COMPUTE_DOMAIN,
     CUSTOM_RESOURCE_DEFINITION,
+    VALIDATING_WEBHOOK_CONFIGURATION,
 )
 _BY_NAME: Final = {(kind.api_version, kind.kind): kind for kind in ALL_KINDS}
 

@@ -1,32 +1,26 @@
-"""Rules about fields whose function is not built yet: said clearly, never ignored."""
+"""Rules about fields whose function is not built yet, said clearly, and about a canary that sees little."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from dsv4_operator.api.v1alpha1.engine import HiCacheSpec, IndexKDtype
-from dsv4_operator.api.v1alpha1.operations import CanarySpec, RecoverySpec
+from dsv4_operator.api.v1alpha1.operations import CanarySpec, RecoverySpec, RolloutSpec
 from dsv4_operator.api.v1alpha1.roles import ComputeDomainMode
-from dsv4_operator.policy.finding import Action, Rule, Subject
+from dsv4_operator.policy.finding import Action, Remark, Rule
+from dsv4_operator.policy.subject import Subject
+
+_BLIND_TOKENS = 2048
+"""512 entries of the index top-k over keys compressed 4:1: below, every key is selected, damaged or not."""
 
 
-def _not_built(subject: Subject) -> Iterator[tuple[str, str]]:
+def _not_built(subject: Subject) -> Iterator[Remark]:
     spec = subject.spec
     if spec.index_k.dtype is IndexKDtype.BF16:
         yield (
             "spec.indexK.dtype",
-            (
-                "BF16 index-K needs the gated image's run-time marker, which this operator cannot check yet; "
-                "use FP8 or FP4"
-            ),
-        )
-    if spec.network.checksum:
-        yield (
-            "spec.network.checksum",
-            (
-                "the KV checksum asserts on V4 in upstream images, and the gated image that mends it is not checked "
-                "for yet; use false"
-            ),
+            "BF16 index-K needs the gated image's run-time marker, which this operator cannot check yet; "
+            "use FP8 or FP4",
         )
     if spec.network.compute_domain.mode is not ComputeDomainMode.NONE:
         yield "spec.network.computeDomain.mode", "ComputeDomains are not created or joined yet; use None"
@@ -37,16 +31,14 @@ def _not_built(subject: Subject) -> Iterator[tuple[str, str]]:
         )
 
 
-def _without_effect(subject: Subject) -> Iterator[tuple[str, str]]:
+def _without_effect(subject: Subject) -> Iterator[Remark]:
     spec = subject.spec
     defaults = CanarySpec()
     if spec.recovery != RecoverySpec():
         yield (
             "spec.recovery",
-            (
-                "recovery is not built yet: wedged pods are kept out of the router but not replaced; "
-                "delete such pods by hand"
-            ),
+            "recovery is not built yet: wedged pods are kept out of the router but not replaced; "
+            "delete such pods by hand",
         )
     if spec.hi_cache.on_corruption != HiCacheSpec().on_corruption:
         yield (
@@ -57,34 +49,75 @@ def _without_effect(subject: Subject) -> Iterator[tuple[str, str]]:
     for field, path in (("wedge_seconds", "wedgeSeconds"), ("minimum_available", "minimumAvailable")):
         if getattr(spec.canary, field) != getattr(defaults, field):
             yield f"spec.canary.{path}", "not acted on yet, whatever its value; leave it out"
+    if spec.rollout.auto_rollback != RolloutSpec().auto_rollback:
+        yield (
+            "spec.rollout.autoRollback",
+            "not acted on yet, whatever its value: a generation that fails stays; leave it out, and apply the last "
+            "good spec by hand",
+        )
 
 
-def _canary_off(subject: Subject) -> Iterator[tuple[str, str]]:
+def _canary_off(subject: Subject) -> Iterator[Remark]:
     if not subject.spec.canary.enabled:
         yield (
             "spec.canary.enabled",
-            (
-                "without the canary Ready proves nothing: SGLang's /health moves no KV, so a broken or corrupting pair "
-                "serves; turn it on"
-            ),
+            "without the canary Ready proves nothing: SGLang's /health moves no KV, so a broken or corrupting pair "
+            "serves; turn it on",
+        )
+
+
+def _canary_short(subject: Subject) -> Iterator[Remark]:
+    canary = subject.spec.canary
+    if canary.enabled and canary.prompt_tokens < _BLIND_TOKENS:
+        yield (
+            "spec.canary.promptTokens",
+            f"a prompt of {canary.prompt_tokens} tokens cannot show damaged index keys: below {_BLIND_TOKENS} sparse "
+            "attention selects every key; use 2600 or more",
         )
 
 
 RULES = (
     Rule(
-        "not-built",
-        Action.REFUSE,
-        "Fields whose function is not built yet",
-        "this operator",
-        _not_built,
+        id="not-built",
+        action=Action.REFUSE,
+        title="Fields whose function is not built yet",
+        source="this operator",
+        explanation=(
+            "The API has fields for what later versions of the operator will do. Ignoring one would leave you with "
+            "less than the spec says, so it is refused."
+        ),
+        check=_not_built,
         allowable=False,
     ),
-    Rule("without-effect", Action.WARN, "Fields that have no effect yet", "this operator", _without_effect),
     Rule(
-        "canary-disabled",
-        Action.WARN,
-        "The canary is off",
-        "sglang srt/entrypoints/http_server.py (health)",
-        _canary_off,
+        id="without-effect",
+        action=Action.WARN,
+        title="Fields that have no effect yet",
+        source="this operator",
+        explanation="Fields whose absence of function does no harm beyond what the message says.",
+        check=_without_effect,
+    ),
+    Rule(
+        id="canary-disabled",
+        action=Action.WARN,
+        title="The canary is off",
+        source="sglang 0.5.23 srt/entrypoints/http_server.py (health)",
+        explanation=(
+            "SGLang's health check uses a fake peer, so no KV moves, and it is not even run while the scheduler has "
+            "work. The canary is the only thing that sends a request through prefill, transfer and decode before "
+            "users do."
+        ),
+        check=_canary_off,
+    ),
+    Rule(
+        id="canary-prompt-short",
+        action=Action.WARN,
+        title="A canary prompt that cannot see index damage",
+        source="sglang 0.5.23 srt/layers/attention (index_topk 512, compression 4:1)",
+        explanation=(
+            "The indexer picks 512 of the compressed keys. As long as there are fewer, all are taken and their scores "
+            "do not matter, so corrupt index keys go unseen."
+        ),
+        check=_canary_short,
     ),
 )

@@ -12,7 +12,8 @@ class Health:
     """Fed by the operator, asked by the HTTP server.
 
     Fails when the queue has had work for `queue_stall_seconds` and finished none of it, or when the last
-    complete resync is older than `resync_limit_seconds`. A standby has no work: it is healthy and ready.
+    complete resync is older than `resync_limit_seconds`. A standby has no work: it is healthy, and ready unless
+    `webhook` says why not.
     """
 
     def __init__(
@@ -21,10 +22,12 @@ class Health:
         queue: Callable[[], QueueStats],
         queue_stall_seconds: float,
         resync_limit_seconds: float,
+        webhook: Callable[[], str | None] = lambda: None,
         now: Callable[[], float] | None = None,
     ) -> None:
         self._queue = queue
         self._stall, self._resync_limit = queue_stall_seconds, resync_limit_seconds
+        self._webhook = webhook
         self._now = now or (lambda: asyncio.get_running_loop().time())
         self._working_since: float | None = None
         self._resynced_at: float | None = None
@@ -62,6 +65,8 @@ class Health:
         """Why the replica is not ready; None when it is, as a standby always is."""
         if self._stopping:
             return "shutting down"
+        if (without := self._webhook()) is not None:
+            return without
         if self._working_since is None:
             return None
         if self._resynced_at is None:

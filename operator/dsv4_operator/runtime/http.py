@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 
 from aiohttp import web
@@ -34,14 +35,15 @@ def build_app(health: Health, metrics: OperatorMetrics | None) -> web.Applicatio
 
 
 @contextlib.asynccontextmanager
-async def serving(app: web.Application, host: str, port: int) -> AsyncIterator[int]:
-    """Serve while the context lasts; yields the port (the one chosen when `port` is 0). Raises OSError when
-    taken.
+async def serving(app: web.Application, host: str, port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """Serve while the context lasts, by HTTPS with `tls`; yields the port (the one chosen when `port` is 0).
+
+    Raises OSError when it is taken.
     """
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port)
+        site = web.TCPSite(runner, host, port, ssl_context=tls)
         await site.start()
         yield int(runner.addresses[0][1])
     finally:

@@ -123,6 +123,22 @@ class OperatorMetrics:
             "1 while this replica leads (always 1 without a lease).",
             registry=registry,
         )
+        self._reviews = Counter(
+            "dsv4_operator_webhook_reviews",
+            "Answers of the validating webhook: allowed, refused, skipped (spec unchanged), bad (no review), error.",
+            ["result"],
+            registry=registry,
+        )
+        self._certificate = Gauge(
+            "dsv4_operator_webhook_certificate_expiry_timestamp_seconds",
+            "When the webhook's serving certificate expires (unix time); 0 while there is none.",
+            registry=registry,
+        )
+        self._pruned_fields = Gauge(
+            "dsv4_operator_crd_pruned_fields",
+            "Fields that this operator knows and the installed CRD drops silently; 0 when the CRD is current.",
+            registry=registry,
+        )
         build = Gauge(
             "dsv4_operator_build_info",
             "1; version of the operator.",
@@ -146,6 +162,10 @@ class OperatorMetrics:
         ):
             Gauge(f"dsv4_operator_queue_{name}", text, registry=self.registry).set_function(value)
 
+    def set_crd_pruned_fields(self, count: int) -> None:
+        """How many fields the installed CRD lacks."""
+        self._pruned_fields.set(count)
+
     def watch_cache(self, size: Callable[[], int]) -> None:
         """Expose the number of cached objects. Call once."""
         text = "Objects in the operator's cache."
@@ -168,6 +188,14 @@ class OperatorMetrics:
     def resync_done(self, result: str) -> None:
         """A resync ended: `ok` or `error`."""
         self._resyncs.labels(result).inc()
+
+    def webhook_reviewed(self, result: str) -> None:
+        """The webhook answered."""
+        self._reviews.labels(result).inc()
+
+    def set_webhook_certificate(self, expiry: float) -> None:
+        """The webhook serves with a certificate that is good until `expiry` (unix time)."""
+        self._certificate.set(expiry)
 
     def set_leader(self, leading: bool) -> None:
         """Whether this replica leads."""

@@ -8,6 +8,7 @@ like that.
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import os
 import re
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 PREFIX: Final = "DSV4_OPERATOR_"
@@ -134,16 +135,58 @@ class OperatorSettings(BaseSettings):
     )
     lease_namespace: str = Field(
         default_factory=own_namespace,
-        description="Namespace of the Lease; by default the operator's own.",
+        description="Namespace of the Lease, and of the webhook's Secret; by default the operator's own.",
         pattern=_DNS_LABEL,
         json_schema_extra={"group": "High availability", "wants": "a namespace name"},
     )
 
+    webhook: bool = _setting(
+        False, "Webhook", "true or false", "Serve the validating webhook, which refuses at apply what policy refuses."
+    )
+    webhook_hosts: Annotated[tuple[str, ...], NoDecode] = _setting(
+        (),
+        "Webhook",
+        "names or addresses, separated by commas",
+        "By which API servers call the webhook; its certificate is for these.",
+        validate_default=True,
+    )
+    webhook_configuration: str = _setting(
+        "dsv4-operator",
+        "Webhook",
+        "an object name",
+        "ValidatingWebhookConfiguration whose caBundle is kept right.",
+        pattern=_DNS_NAME,
+        max_length=253,
+    )
+    webhook_secret: str = _setting(
+        "dsv4-operator-webhook",
+        "Webhook",
+        "an object name",
+        "Secret that keeps the certificates.",
+        pattern=_DNS_NAME,
+        max_length=253,
+    )
+    # Not webhook_port: kubelet sets DSV4_OPERATOR_WEBHOOK_PORT for the Service in front of the webhook.
+    webhook_listen_port: int = _setting(
+        9443, "Webhook", "an integer from 1 to 65535", "Port of the webhook.", ge=1, le=65535
+    )
+    webhook_certificate_seconds: float = _setting(
+        7776000.0,
+        "Webhook",
+        "seconds from 10 to 31536000",
+        "Life of a serving certificate; it is renewed when a third of it is left (seconds).",
+        ge=10,
+        le=31536000,
+    )
+
     listen_host: str = _setting(
-        "0.0.0.0", "Observability", "an IP address or host name", "Address of /healthz, /readyz, /metrics."
+        "0.0.0.0",
+        "Observability",
+        "an IP address or host name",
+        "Address of /healthz, /readyz, /metrics, and of the webhook.",
     )
     listen_port: int = _setting(
-        8080, "Observability", "an integer from 1 to 65535", "Port of the same.", ge=1, le=65535
+        8080, "Observability", "an integer from 1 to 65535", "Port of /healthz, /readyz, /metrics.", ge=1, le=65535
     )
     metrics: bool = _setting(True, "Observability", "true or false", "Serve /metrics.")
     log_format: Literal["json", "text"] = _setting(
@@ -156,17 +199,40 @@ class OperatorSettings(BaseSettings):
     @field_validator("namespaces", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        parts = value if isinstance(value, (list, tuple)) else [value]
-        names = [name.strip() for part in parts for name in str(part).split(",") if name.strip()]
+        names = _split_list(value)
         for name in names:
             if not re.fullmatch(_DNS_LABEL, name):
                 raise ValueError(f"{name!r} is no namespace name")
-        return tuple(dict.fromkeys(names))
+        return names
+
+    @field_validator("webhook_hosts", mode="before")
+    @classmethod
+    def _split_hosts(cls, value: object, info: ValidationInfo) -> object:
+        hosts = _split_list(value)
+        for host in hosts:
+            if not re.fullmatch(_DNS_NAME, host) and not _is_address(host):
+                raise ValueError(f"{host!r} is neither a DNS name nor an IP address")
+        if info.data.get("webhook") and not hosts:
+            raise ValueError("the webhook is on and its certificate would be for nobody")
+        return hosts
 
     @field_validator("log_level", mode="before")
     @classmethod
     def _upper(cls, value: object) -> object:
         return value.upper() if isinstance(value, str) else value
+
+
+def _split_list(value: object) -> tuple[str, ...]:
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    return tuple(dict.fromkeys(name.strip() for part in parts for name in str(part).split(",") if name.strip()))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def parse_settings(argv: Sequence[str] | None = None) -> OperatorSettings:
@@ -229,7 +295,7 @@ def _parser() -> argparse.ArgumentParser:
         text = f"{field.description} {_default_text(name)}".replace("%", "%%")
         if field.annotation is bool:
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
-        elif name == "namespaces":
+        elif isinstance(field.default, tuple):
             group.add_argument(flag, action="append", metavar="NAMES", help=f"{text} May be given several times.")
         else:
             group.add_argument(flag, metavar=_metavar(extra["wants"]), help=text)
@@ -246,7 +312,7 @@ def _default_text(name: str) -> str:
         case bool():
             return f"[default {str(field.default).lower()}]"
         case float():
-            shown = f"{field.default:g}"
+            shown = f"{field.default:.10g}"
         case other:
             shown = str(other)
     return f"[{_extra(name)['wants']}; default {shown}]"

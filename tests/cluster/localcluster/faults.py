@@ -218,6 +218,7 @@ class _Connection:
         self._reader = reader
         self._writer = writer
         self._upstream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._closed: asyncio.Future[None] | None = None
         self.watching = False
 
     async def serve(self) -> None:
@@ -274,15 +275,17 @@ class _Connection:
     async def _unless_closed(self, work: Coroutine[Any, Any, None]) -> None:
         """Awaits `work`; gives up when the client closes, which a silent watch would not notice."""
         running = asyncio.ensure_future(work)
-        closed = asyncio.ensure_future(self._writer.wait_closed())
+        if self._closed is None:
+            # One for the connection's life: cancelling a wait_closed cancels the stream's own future, and the next
+            # request on the connection would be taken for one whose client has left.
+            self._closed = asyncio.ensure_future(self._writer.wait_closed())
         try:
-            await asyncio.wait({running, closed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({running, self._closed}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
                 raise _CutError
             running.result()
         finally:
             running.cancel()
-            closed.cancel()
 
     async def _tunnel(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         copies = [
@@ -297,6 +300,8 @@ class _Connection:
 
     def abort(self) -> None:
         """Closes both sides at once."""
+        if self._closed is not None:
+            self._closed.cancel()
         if self._upstream is not None:
             self._upstream[1].transport.abort()
         self._writer.transport.abort()

@@ -34,6 +34,25 @@ def test_standby_is_healthy_and_ready_for_ever() -> None:
     assert world.health.role == "standby"
 
 
+@pytest.mark.parametrize("leading", [False, True])
+def test_a_replica_is_not_ready_before_its_webhook(leading: bool) -> None:
+    world, without = World(), ["no certificate yet"]
+    health = Health(
+        queue=lambda: world.stats,
+        queue_stall_seconds=60,
+        resync_limit_seconds=900,
+        webhook=lambda: without[0] if without else None,
+        now=lambda: world.time,
+    )
+    if leading:
+        health.start_working()
+        health.resync_succeeded()
+    assert health.unreadiness() == "no certificate yet"
+    assert health.illness() is None
+    without.clear()
+    assert health.unreadiness() is None
+
+
 def test_leader_is_ready_after_its_first_resync() -> None:
     world = World()
     world.health.start_working()

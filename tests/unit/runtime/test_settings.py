@@ -45,6 +45,11 @@ def test_namespaces_by_comma_or_repeated(
     assert parse_settings(argv).namespaces == ("b", "a", "c")
 
 
+def test_hosts_of_the_webhook_add_up() -> None:
+    settings = parse_settings(["--webhook", "--webhook-hosts=a.ns.svc,::1", "--webhook-hosts=127.0.0.1"])
+    assert settings.webhook_hosts == ("a.ns.svc", "::1", "127.0.0.1")
+
+
 def test_lease_namespace_is_the_pods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_NAMESPACE", "operators")
     assert parse_settings([]).lease_namespace == "operators"
@@ -57,6 +62,8 @@ def test_lease_namespace_is_the_pods(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--workers", "many"], {}, ["--workers='many'", "integer", "from 1 to 256", "DSV4_OPERATOR_WORKERS"]),
         ([], {"WORKERS": "0"}, ["DSV4_OPERATOR_WORKERS='0'", "greater than or equal to 1", "--workers"]),
         (["--namespaces", "good,Bad_One"], {}, ["--namespaces", "'Bad_One' is no namespace name"]),
+        (["--webhook"], {}, ["DSV4_OPERATOR_WEBHOOK_HOSTS", "would be for nobody", "--webhook-hosts"]),
+        (["--webhook-hosts", "a.svc,*.b"], {}, ["--webhook-hosts", "'*.b' is neither a DNS name nor an IP address"]),
         (["--log-format", "xml"], {}, ["--log-format='xml'", "'json' or 'text'"]),
         (["--engine-image", ""], {}, ["--engine-image=''", "an image reference"]),
         (["--request-timeout", "nan"], {}, ["--request-timeout='nan'", "seconds from 1 to 600"]),
@@ -97,7 +104,7 @@ def test_help_names_every_flag_with_its_default_and_unit(capsys: pytest.CaptureF
         flag = "--" + name.replace("_", "-")
         assert flag in shown
         if isinstance(field.default, (int, float)) and not isinstance(field.default, bool):
-            assert re.search(rf"{flag} \w+ [^\[]*\[[^\]]*default {field.default:g}\]", shown), flag
+            assert re.search(rf"{flag} \w+ [^\[]*\[[^\]]*default {field.default:.10g}\]", shown), flag
         if name.endswith("_seconds") or name.endswith("_timeout"):
             assert re.search(rf"{flag} SECONDS [^\[]*\(seconds\)", shown), flag
 

@@ -93,6 +93,13 @@ ARGUMENT_RULES: Final = (
         "the operator owns this flag, since policy decides it by release; remove it and use spec.overlapSchedule",
     ),
     _refuse_flags(
+        "owned-door-flags",
+        "api-key admin-api-key ssl-keyfile ssl-certfile ssl-ca-certs ssl-keyfile-password enable-ssl-refresh "
+        "grpc-mode smg-grpc-mode",
+        "engines speak plain HTTP without a key: canary, router and decode's requests to prefill bring none; remove it "
+        "and use spec.router.apiKeySecretRef, and end TLS before the router",
+    ),
+    _refuse_flags(
         "owned-metrics-flags",
         "enable-metrics enable-metrics-for-all-schedulers enable-cache-report",
         "the operator sets this flag always, since canary and alerts read it; remove it",
