@@ -120,6 +120,7 @@ def specs() -> dict[str, Patch]:
     found["dspark/tp8-dp8"] = laid_over(
         laid_over(SHAPES["tp8-dp8"], DSPARK), {"engine": {"extraArgs": ["--enable-dp-lm-head"]}}
     )
+    found["dspark/bundled"] = {"engine": {"speculative": {"algorithm": "DSPARK"}}}
     found["dspark/hicache"] = laid_over(DSPARK, HICACHE["default"])
     found["dspark/FP4"] = laid_over(DSPARK, DTYPE["FP4"])
     found |= {f"single/{name}": patch for name, patch in SINGLES.items()}

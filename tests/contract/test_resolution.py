@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from matrix import ARCHITECTURES, job, laid_over, spec_of, specs
+from matrix import ARCHITECTURES, laid_over, spec_of, specs
 from refusals import RESOLVED, REWRITTEN, SOURCE
-from resolving import MODEL, real_parser, resolve
+from resolving import real_parser
 
 from dsv4_operator.api.constants import ENGINE_ROLES, Role
 from dsv4_operator.api.v1alpha1.deployment import InvalidSpecError
@@ -66,9 +66,7 @@ def test_a_wrong_prediction_and_a_wrong_flag_are_seen(resolved: Resolved) -> Non
     for name in wanted:
         assert differences(values, wanted | {name: "another"}).keys() == {name}
     assert differences(values, wanted | {"no_such_field": 1}).keys() == {"no_such_field"}
-    wrong = job("wrong", spec_of({"engine": {"extraArgs": ["--no-such-flag"]}}), DEFAULT_RELEASE, Role.DECODE,
-                str(MODEL))  # fmt: skip
-    assert resolve(release, "SM100", [wrong])["wrong|decode"]["outcome"] == "unparsed"
+    assert resolved(release, "SM100")["refused|unknown flag|prefill"]["outcome"] == "unparsed"
 
 
 @sglang
