@@ -27,7 +27,9 @@ demo-down: $(VENV)/.ready ## Remove everything that make demo made
 	@$(PY) hack/demo down
 
 .PHONY: check
-check: lint unit ## Lint, types, layers, generated files, unit and golden tests (under two minutes)
+check: $(VENV)/.ready ## Lint, types, layers, generated files, unit and golden tests (under two minutes)
+
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint unit-models unit-rest
 
 .PHONY: lint
 lint: $(VENV)/.ready
@@ -37,9 +39,19 @@ lint: $(VENV)/.ready
 	@PYTHONPATH=operator $(VENV)/bin/lint-imports
 	@PYTHONPATH=operator $(PY) hack/generate.py --check
 
+# Two halves that take about as long as each other, for two cores.
+MODELS := tests/unit/api tests/unit/cli tests/unit/engine tests/unit/policy
+
 .PHONY: unit
-unit: $(VENV)/.ready
-	@$(PYTEST) -q -m "not processes" tests/unit tests/golden tests/chart
+unit: unit-models unit-rest ## Unit, golden and chart tests alone
+
+.PHONY: unit-models
+unit-models: $(VENV)/.ready
+	@$(PYTEST) -q -m "not processes" $(MODELS)
+
+.PHONY: unit-rest
+unit-rest: $(VENV)/.ready
+	@$(PYTEST) -q -m "not processes" tests/unit tests/golden tests/chart $(MODELS:%=--ignore=%)
 
 .PHONY: contract
 contract: $(VENV)/.ready ## The contract with SGLang: data against 12 wheels, the real ServerArgs (10 GB cache, first time)
