@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from crd_cases import (
+    REPOSITORY,
     SAMPLES,
     Object,
     RuleCase,
@@ -33,7 +34,6 @@ from localcluster.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 
-REPOSITORY = Path(__file__).parents[2]
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 MESSAGES = messages()
 CASES = rule_cases()
@@ -268,3 +268,9 @@ def test_a_second_apply_of_the_same_object_changes_nothing(objects: Objects) -> 
         objects.patch("same", {"spec": again["spec"]})["metadata"]["resourceVersion"]
         == (stored["metadata"]["resourceVersion"])
     )
+
+
+def test_the_autoscaler_of_a_sample_is_accepted(crd: Object, control_plane: LocalCluster, namespace: str) -> None:
+    path = REPOSITORY / "manifests" / "samples" / "autoscaler" / "hpa.yaml"
+    control_plane.kubectl("-n", namespace, "apply", "--validate=strict", "-f", str(path))
+    assert "DSV4Deployment/autoscaled" in control_plane.kubectl("-n", namespace, "get", "hpa", "autoscaled")
