@@ -158,24 +158,27 @@ class Reconciler:
         return self._clock().timestamp()
 
     def _gather(self, raw: JsonObject) -> _Pass:
-        metadata = raw["metadata"]
         deployment, problems = None, []
         try:
             deployment = parse_deployment(raw)
         except InvalidSpecError as error:
             problems = error.problems
-        objects = self._cache.children_of(metadata["namespace"], metadata["name"])
-        pods = [view for obj in objects if obj["kind"] == "Pod" and (view := view_pod(obj)) is not None]
-        children = [obj for obj in objects if obj["kind"] != "Pod"]
+        children, pods = self._live(raw)
         return _Pass(
             raw=raw,
             deployment=deployment,
             problems=problems,
             children=children,
-            pods=sorted(pods, key=lambda pod: pod.name),
+            pods=pods,
             workloads=view_workloads(children),
             events=self._recorder.batch(),
         )
+
+    def _live(self, raw: JsonObject) -> tuple[list[JsonObject], list[PodView]]:
+        """Cached children without pods, and views of the pods."""
+        objects = self._cache.children_of(raw["metadata"]["namespace"], raw["metadata"]["name"])
+        pods = [view for obj in objects if obj["kind"] == "Pod" and (view := view_pod(obj)) is not None]
+        return [obj for obj in objects if obj["kind"] != "Pod"], sorted(pods, key=lambda pod: pod.name)
 
     def _context(self, this: _Pass) -> DesiredContext | None:
         """What the builders need; None when the spec does not parse or policy refuses it."""
@@ -364,15 +367,15 @@ class Reconciler:
         self, this: _Pass, ctx: DesiredContext | None, plan: GenerationPlan | None
     ) -> DSV4DeploymentStatus:
         metadata = this.raw["metadata"]
-        fresh = self._gather(this.raw)
+        children, pods = self._live(this.raw)  # what this pass has just written included
         seen = Observation(
             name=metadata["name"],
             namespace=metadata["namespace"],
             generation=int(metadata.get("generation", 0)),
             spec=this.deployment.spec if this.deployment is not None else None,
-            pods=fresh.pods,
-            workloads=fresh.workloads,
-            reports=await self._read_canaries(fresh.pods),
+            pods=pods,
+            workloads=view_workloads(children),
+            reports=await self._read_canaries(pods),
             plan=plan,
             desired=ctx.fingerprint if ctx is not None else "",
             findings=this.findings,

@@ -7,4 +7,4 @@ from dsv4_operator.api.v1alpha1.roles import RoleSpec
 
 def tensor_size(role: RoleSpec) -> int:
     """Tensor-parallel size: as given, else all GPUs of all nodes of one engine."""
-    return role.parallelism.tensor or role.gpus * role.nodes
+    return role.tensor

@@ -19,12 +19,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from dsv4_operator.api.constants import LABEL_DEPLOYMENT
 from dsv4_operator.kube.kinds import DSV4_DEPLOYMENT, Kind
 
 JsonObject = dict[str, Any]
 Objects = list[JsonObject]  # the class has a method called list
 
-DEPLOYMENT_LABEL: Final = "serving.dsv4.dev/deployment"
 MAX_TOMBSTONES: Final = 20_000
 
 
@@ -197,7 +197,7 @@ def _key(kind: Kind, obj: Mapping[str, Any]) -> ObjectKey:
 
 
 def _owner(obj: Mapping[str, Any]) -> str:
-    return str((_metadata(obj).get("labels") or {}).get(DEPLOYMENT_LABEL) or "")
+    return str((_metadata(obj).get("labels") or {}).get(LABEL_DEPLOYMENT) or "")
 
 
 def _entry(obj: Mapping[str, Any]) -> _Entry:
