@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsv4_operator.api.v1alpha1.engine import HiCacheSpec, IndexKDtype
+from dsv4_operator.api.v1alpha1.engine import HiCacheSpec
 from dsv4_operator.api.v1alpha1.operations import CanarySpec, RecoverySpec, RolloutSpec
 from dsv4_operator.api.v1alpha1.roles import ComputeDomainMode
 from dsv4_operator.policy.finding import Action, Remark, Rule
@@ -16,12 +16,6 @@ _BLIND_TOKENS = 2048
 
 def _not_built(subject: Subject) -> Iterator[Remark]:
     spec = subject.spec
-    if spec.index_k.dtype is IndexKDtype.BF16:
-        yield (
-            "spec.indexK.dtype",
-            "BF16 index-K needs the gated image's run-time marker, which this operator cannot check yet; "
-            "use FP8 or FP4",
-        )
     if spec.network.compute_domain.mode is not ComputeDomainMode.NONE:
         yield "spec.network.computeDomain.mode", "ComputeDomains are not created or joined yet; use None"
     if spec.rollout.soak is not None:
