@@ -53,6 +53,32 @@ class Charge:
     message: str
 
 
+def blame_by_generation(
+    pods: Sequence[PodView], reports: Mapping[str, CanaryReport], now: float, interval: float, timeout: float
+) -> dict[str, list[Charge]]:
+    """`find_blame` of each generation, by fingerprint; generations without any charge are left out."""
+    found = {
+        fingerprint: find_blame([p for p in pods if p.fingerprint == fingerprint], reports, now, interval, timeout)
+        for fingerprint in {pod.fingerprint for pod in pods}
+    }
+    return {fingerprint: charges for fingerprint, charges in found.items() if charges}
+
+
+def count_blame(found: Iterable[Sequence[Charge]]) -> dict[str, int]:
+    """Culprit pods, links, fabric (1 or 0) and suspects over all generations, for metrics."""
+    charges = [charge for generation in found for charge in generation]
+
+    def pods(kind: BlameKind) -> int:
+        return len({pod for charge in charges if charge.kind is kind for pod in charge.pods})
+
+    return {
+        "pods": pods(BlameKind.POD),
+        "links": sum(charge.kind is BlameKind.LINK for charge in charges),
+        "fabric": int(any(charge.kind is BlameKind.FABRIC for charge in charges)),
+        "suspects": pods(BlameKind.UNDECIDED),
+    }
+
+
 def find_blame(
     pods: Iterable[PodView], reports: Mapping[str, CanaryReport], now: float, interval: float, timeout: float
 ) -> list[Charge]:
