@@ -29,6 +29,8 @@ from dsv4_operator.observe.reports import CanaryReport, PeerReport
 
 _ENOUGH_FAILURES: Final = 2
 """Failures in a row, both views together, before a pair counts as failing: one odd reply accuses nobody."""
+_SLOWEST_TURN: Final = 60.0
+"""A sidecar's budget of tokens may stretch short intervals; until it gets round to a peer, its last word stands."""
 _SHARED: Final = "the network between them, or something else that they share, is the cause"
 
 Pair = tuple[str, str]
@@ -114,8 +116,8 @@ def read_matrix(
         report = reports.get(pod.uid)
         if report is None or not report.reachable:
             continue
-        # A sidecar tests one peer per interval, in rotation; twice around without news is too old.
-        oldest = now - 2 * interval * max(1, len(report.peers)) - timeout
+        # A sidecar tests one peer at a time, in rotation; twice around without news is too old.
+        oldest = now - max(2 * interval, _SLOWEST_TURN) * max(1, len(report.peers)) - timeout
         for peer in report.peers:
             other = by_address.get((pod.role.peer, peer.address))
             if other is None or peer.outcome not in ("Pass", "Fail") or peer.last_probe_time < oldest:

@@ -27,7 +27,6 @@ def _not_built(subject: Subject) -> Iterator[Remark]:
 
 def _without_effect(subject: Subject) -> Iterator[Remark]:
     spec = subject.spec
-    defaults = CanarySpec()
     if spec.recovery != RecoverySpec():
         yield (
             "spec.recovery",
@@ -40,9 +39,8 @@ def _without_effect(subject: Subject) -> Iterator[Remark]:
             "not acted on yet: a failing canary takes the pod out of the router, whatever the cause; "
             "turn hiCache off by hand when reloaded prefixes are the cause",
         )
-    for field, path in (("wedge_seconds", "wedgeSeconds"), ("minimum_available", "minimumAvailable")):
-        if getattr(spec.canary, field) != getattr(defaults, field):
-            yield f"spec.canary.{path}", "not acted on yet, whatever its value; leave it out"
+    if spec.canary.minimum_available != CanarySpec().minimum_available:
+        yield "spec.canary.minimumAvailable", "not acted on yet, whatever its value; leave it out"
     if spec.rollout.auto_rollback != RolloutSpec().auto_rollback:
         yield (
             "spec.rollout.autoRollback",

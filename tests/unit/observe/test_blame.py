@@ -278,6 +278,11 @@ def test_when_failing_began_is_read_from_the_history() -> None:
     assert seen.failing_since == 400.0, "nothing tells: not before the failure that is known"
 
 
+def test_a_short_interval_makes_nothing_stale_that_a_budget_may_hold_back() -> None:
+    report = {"uid-p1": says(peer("d1", "Fail", lastProbeTime=NOW - 60))}
+    assert read_matrix(PODS, report, NOW, interval=2.0, timeout=1.0)
+
+
 def test_pods_of_one_host_are_told_apart_by_role() -> None:
     host = [pod("p1", ip="10.1.1.1"), pod("d1", ip="10.1.1.1")]
     reports = {"p1": says(peer("d1", "Fail", address="10.1.1.1")), "d1": says(peer("p1", "Fail", address="10.1.1.1"))}

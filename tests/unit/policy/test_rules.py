@@ -848,7 +848,6 @@ CASES = [
                 {"hiCache": {"onCorruption": "Alert"}},
                 {"hiCache": {"onCorruption": "DisableHiCache"}},
             ),
-            ("spec.canary.wedgeSeconds", {"canary": {"wedgeSeconds": 61}}, {"canary": {"wedgeSeconds": 60}}),
             ("spec.canary.minimumAvailable", {"canary": {"minimumAvailable": 2}}, {"canary": {"minimumAvailable": 1}}),
             ("spec.rollout.autoRollback", {"rollout": {"autoRollback": False}}, {"rollout": {"autoRollback": True}}),
         )
