@@ -24,6 +24,8 @@ _CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 _PIP_CONFIG = Path("/etc/pip.conf")
 _BASE_RECIPE = 1
 """Raise it when the way the base is made changes."""
+_TIMESTAMP = os.environ.get("SOURCE_DATE_EPOCH", "1767225600")
+"""Unix time of every file and layer of a build, so that equal sources give equal images (reproducible-builds.org)."""
 _EXCLUDED = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
 
 
@@ -118,7 +120,7 @@ def build(dockerfile_dir: Path, context: Path, tag: str, build_args: Mapping[str
     recipe = dockerfile_dir / "Dockerfile"
     arguments = dict(build_args or {})
     files = dockerfile.context_files(recipe, context)
-    digest = hashlib.sha256(repr((base_key(), tag, sorted(arguments.items()))).encode())
+    digest = hashlib.sha256(repr((base_key(), tag, sorted(arguments.items()), _TIMESTAMP)).encode())
     digest.update(recipe.read_bytes())
     for path in files:
         digest.update(f"\0{path.relative_to(context)}\0{path.stat().st_mode & 0o111}\0".encode())
@@ -137,7 +139,8 @@ def build(dockerfile_dir: Path, context: Path, tag: str, build_args: Mapping[str
                 _copy_files(files, context, Path(folder))
                 all_arguments = {"BASE_IMAGE": base_name} | arguments
                 flags = [f"--build-arg={key}={value}" for key, value in all_arguments.items()]
-                flags += ["--isolation=chroot", "--pull-never", "--layers=false", "--tag", tag, "--file", str(recipe)]
+                flags += ["--isolation=chroot", "--pull-never", "--layers=false", f"--timestamp={_TIMESTAMP}"]
+                flags += ["--identity-label=false", "--tag", tag, "--file", str(recipe)]
                 _buildah("bud", *flags, folder, what=f"building {tag}")
                 _push(tag, archive)
                 # What this tag meant before has no name any more.
