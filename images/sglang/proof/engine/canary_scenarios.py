@@ -24,10 +24,11 @@ import aiohttp
 from dsv4_canary import attempt, drift
 from dsv4_canary.attempt import Context, ProbeResult
 from dsv4_canary.model import Role
-from dsv4_canary.pair import Target
+from dsv4_canary.pair import GENERATE, Target, drive
 
 LENGTH = 6000
 """Token ids of a probe: 23 whole pages are cached and come back from host."""
+SHARED = 5888
 AT_ONCE = 4
 
 
@@ -46,53 +47,76 @@ def _brief(found: ProbeResult) -> dict[str, Any]:
     return {key: shown[key] for key in ("outcome", "cache", "message", "seconds", "cachedTokens", "drift")}
 
 
-async def _drive(pair: Pair, rounds: int) -> Result:
+async def _alone(session: aiohttp.ClientSession, pair: Pair, noise: drift.Noise) -> list[dict[str, Any]]:
+    """The probe as the sidecar sends it: cold, from the device six times, from host three times."""
     context = _context(pair)
-    connector = aiohttp.TCPConnector(force_close=True)
+    cold = await attempt.drifting(session, context, "proof", None)
+    if cold.reading is None:
+        return [_brief(cold)]
+    seen, device = [_brief(cold)], cold.reading
+    for _ in range(6):
+        again = await attempt.drifting(session, context, "proof", cold.reading, noise.margin)
+        if again.deviation is not None:
+            noise.add(again.deviation)
+        device = again.reading or device
+        seen.append(_brief(again))
+    for _ in range(3):
+        await asyncio.to_thread(_evict, pair.answer)
+        seen.append(_brief(await attempt.drifting(session, context, "proof", cold.reading, noise.margin, device)))
+    return seen
+
+
+async def _reading(session: aiohttp.ClientSession, pair: Pair, body: dict[str, Any]) -> drift.Reading | None:
+    result = await drive(session, _context(pair).target, body, seconds=60.0, path=GENERATE)
+    return drift.read_output(result.decode.body) if result.decode.good and result.prefill.good else None
+
+
+async def _raced(session: aiohttp.ClientSession, pair: Pair, rounds: int) -> list[list[dict[str, Any]]]:
+    """Probes at once that share a long evicted prefix and end differently; two load-backs in front keep the scheduler
+    busy, so that some of them form one batch. (Probes that end alike did not show the race.)"""
+    bodies = []
+    for number in range(AT_ONCE):
+        body = drift.drift_body("proof-shared", SHARED)
+        body["input_ids"] += drift.drift_ids(f"proof-end-{number}", LENGTH - SHARED)
+        bodies.append(body)
+    await _reading(session, pair, bodies[0])
+    before = [await _reading(session, pair, body) for body in bodies]
     blockers = [tokens(900 + number, 6000) for number in range(2)]
-    async with aiohttp.ClientSession(connector=connector) as session:
-        cold = await attempt.drifting(session, context, "proof", None)
-        if cold.reading is None:
-            return {"verdict": "error", "answer": _brief(cold)}
-        noise = drift.Noise()
-        alone = [_brief(cold)]
-        device = cold.reading
-        for _ in range(6):
-            again = await attempt.drifting(session, context, "proof", cold.reading, noise.margin)
-            if again.deviation is not None:
-                noise.add(again.deviation)
-            device = again.reading or device
-            alone.append(_brief(again))
+    for blocker in blockers:
+        await asyncio.to_thread(pair.answer, blocker, 1)
+    found = []
+    for _ in range(rounds):
+        await asyncio.to_thread(_evict, pair.answer)
+        threads = []
         for blocker in blockers:
-            await asyncio.to_thread(pair.answer, blocker, 1)
-        for _ in range(3):
-            await asyncio.to_thread(_evict, pair.answer)
-            back = await attempt.drifting(session, context, "proof", cold.reading, noise.margin, device)
-            alone.append(_brief(back))
-        red_alone = sum(entry["outcome"] != "pass" for entry in alone)
-        raced, red_rounds = [], 0
-        for _ in range(rounds):
-            await asyncio.to_thread(_evict, pair.answer)
-            threads = []
-            # Two load-backs in front keep the scheduler busy, so that the probes form one batch.
-            for blocker in blockers:
-                threads.append(threading.Thread(target=pair.answer, args=(blocker, 1)))
-                threads[-1].start()
-                await asyncio.sleep(0.06)
-            found = await asyncio.gather(
-                *(
-                    attempt.drifting(session, context, "proof", cold.reading, noise.margin, device)
-                    for _ in range(AT_ONCE)
-                )
-            )
-            for thread in threads:
-                await asyncio.to_thread(thread.join)
-            entries = [_brief(one) for one in found]
-            red_rounds += any(entry["outcome"] != "pass" for entry in entries)
-            raced.append(entries)
-    verdict = "red" if red_rounds and not red_alone else "green" if not red_rounds and not red_alone else "noisy"
+            threads.append(threading.Thread(target=pair.answer, args=(blocker, 1)))
+            threads[-1].start()
+            await asyncio.sleep(0.06)
+        after = await asyncio.gather(*(_reading(session, pair, body) for body in bodies))
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
+        found.append([_compared(*both) for both in zip(before, after, strict=True)])
+    return found
+
+
+def _compared(before: drift.Reading | None, after: drift.Reading | None) -> dict[str, Any]:
+    if before is None or after is None:
+        return {"outcome": "no reading"}
+    deviation = drift.compare(before, after)
+    # The ceiling: company in a batch moves logprobs too, and repeats of one request alone do not teach how far.
+    red = deviation.beyond(drift.CEILING)
+    return {"outcome": "fail" if red else "pass", "nats": round(deviation.nats, 4), "inCommon": deviation.common}
+
+
+async def _drive(pair: Pair, rounds: int) -> Result:
+    noise = drift.Noise()
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+        alone = await _alone(session, pair, noise)
+        raced = await _raced(session, pair, rounds)
+    red_alone = sum(entry["outcome"] != "pass" for entry in alone)
+    red_rounds = sum(any(entry["outcome"] != "pass" for entry in entries) for entries in raced)
     return {
-        "verdict": verdict,
+        "verdict": "noisy" if red_alone else "red" if red_rounds else "green",
         "red_alone": red_alone,
         "wrong_rounds": red_rounds,
         "of": rounds,
