@@ -123,6 +123,18 @@ async def read_engine(session: aiohttp.ClientSession, url: str) -> EngineSample 
     return _sample(_parsed(lines), time.monotonic())
 
 
+async def registry_answers(session: aiohttp.ClientSession, host: str, port: int) -> bool:
+    """Does a prefill's bootstrap registry answer its ``/health`` within 5 s? It does as long as its thread lives."""
+    shown = f"[{host}]" if ":" in host else host
+    try:
+        async with session.get(
+            f"http://{shown}:{port}/health", timeout=aiohttp.ClientTimeout(total=_TIMEOUT)
+        ) as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, OSError, ValueError):
+        return False
+
+
 def restarted(before: EngineSample, after: EngineSample) -> bool:
     """A token counter fell: the engine is another process than before."""
     return any(

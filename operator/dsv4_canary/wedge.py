@@ -108,14 +108,11 @@ class _Stalls:
     quiet: dict[WedgeKind, float] = field(default_factory=dict)
     unmoved: float = 0.0
     """Since the last tokens, whether or not work was seen."""
-    computing: bool = False
-    """Prefills were computed since the last transfer ended."""
 
     def count(self, kinds: tuple[set[WedgeKind], set[WedgeKind]], move: _Movement, step: float, limit: float) -> None:
         """Account the time between two looks; ``kinds``: what waited before and after."""
         before, after = kinds
         self.unmoved = 0.0 if move.tokens else self.unmoved + step
-        self.computing = not move.answers and (move.tokens or self.computing)
         for kind in WedgeKind:
             if move.ends(kind):
                 self._drop(kind)
@@ -274,7 +271,7 @@ class WedgeDetector:
             return False
         if kind is WedgeKind.INFLIGHT:
             # While new prefills are computed it is alive, and perhaps only busy: then probes decide.
-            return not self._stalls.computing or (self._probes.repeated and self._green)
+            return self._stalls.unmoved >= self._limit or (self._probes.repeated and self._green)
         if kind is WedgeKind.PREALLOC and self._sample is not None and _full(self._sample):
             return True
         return self._probes.accuse

@@ -258,6 +258,11 @@ def test_one_token_is_no_recovery(stuck: Engine) -> None:
     assert stuck.stay(30).wedged
 
 
+def test_a_few_tokens_are_no_recovery(stuck: Engine) -> None:
+    assert stuck.stay(10, grow("decode_tokens", 1)).wedged
+    assert stuck.stay(30).wedged
+
+
 def test_steady_tokens_are_recovery(stuck: Engine) -> None:
     assert not stuck.stay(20, grow("decode_tokens", 50)).wedged
     assert stuck.detector.state.stalled_seconds == 0
