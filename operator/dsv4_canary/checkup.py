@@ -169,18 +169,20 @@ async def _meet(session: aiohttp.ClientSession, role: str, url: str) -> Engine:
         engine.hicache = sample.hicache
         state = check(None, sample.guard)
         engine.guard = state.index_k if state.present else None
-    _check_role(engine)
+    await _check_role(session, engine)
     return engine
 
 
-def _check_role(engine: Engine) -> None:
+async def _check_role(session: aiohttp.ClientSession, engine: Engine) -> None:
     """That the engine is what it was given as, where it says what it is."""
-    if engine.role == "endpoint" and engine.mode in ("prefill", "decode"):
+    half = engine.mode in ("prefill", "decode")
+    # A router may pass the question on to one of its engines; engines have no /readiness, routers do.
+    if engine.role == "endpoint" and half and await _json(session, f"{engine.url}/readiness") == 404:
         raise CheckupError(
             f"endpoint {engine.url}: is the {engine.mode} of a pair, which answers nothing alone; "
             "give both with --prefill and --decode"
         )
-    if engine.role != "endpoint" and engine.mode in ("prefill", "decode", "null") and engine.mode != engine.role:
+    if engine.role != "endpoint" and (half or engine.mode == "null") and engine.mode != engine.role:
         what = "no half of a pair; give it as --endpoint" if engine.mode == "null" else f"a {engine.mode}; swap the two"
         raise CheckupError(f"{engine.role} {engine.url}: is {what}")
 

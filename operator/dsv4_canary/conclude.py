@@ -72,7 +72,7 @@ def _nothing(results: Sequence[ProbeResult]) -> str:
         return "nothing was proved: the engine refuses connections"
     if Kind.PEER_LOADING in kinds:
         return "nothing was proved: the prefill does not serve yet"
-    if Kind.PEER_UNREACHABLE in kinds:
+    if kinds & {Kind.PEER_UNREACHABLE, Kind.PEER_WEDGED}:
         return "nothing was proved: the prefill cannot be reached"
     if Kind.BUSY in kinds:
         return "nothing was proved: no answer in time, but the engines are at work; try again or give more --timeout"
