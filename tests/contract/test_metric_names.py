@@ -8,7 +8,7 @@ import zipfile
 import pytest
 from wheels import wheel
 
-from dsv4_canary.engine_view import _WANTED
+from dsv4_canary.engine_view import _LOADS, _WANTED
 from dsv4_operator.engine.releases import KNOWN_RELEASES
 
 COLLECTOR = "sglang/srt/observability/metrics_collector.py"
@@ -42,3 +42,15 @@ def test_what_the_reading_relies_on(release: str) -> None:
     assert "log_metrics=False" in health
     # Without generation /health proves the HTTP process alone.
     assert "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION" in health
+
+
+@pytest.mark.parametrize("release", KNOWN_RELEASES)
+def test_current_queue_lengths_are_told(release: str) -> None:
+    with zipfile.ZipFile(wheel(release)) as archive:
+        names = [
+            name for name in archive.namelist() if name.startswith("sglang/srt/managers/") and name.endswith(".py")
+        ]
+        text = "\n".join(archive.read(name).decode() for name in names)
+    assert '@router.get("/v1/loads")' in read(release, "sglang/srt/entrypoints/v1_loads.py")
+    for field in ("num_running_reqs", *_LOADS):
+        assert f"{field}: int" in text
