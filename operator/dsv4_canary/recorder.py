@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from dsv4_canary import drift
 from dsv4_canary.attempt import ProbeResult
 from dsv4_canary.baseline import OPTIONAL, Baseline
 from dsv4_canary.drift import Noise
@@ -111,6 +110,8 @@ class Recorder:
         metrics.findings(result.judgement.failures, result.cache)
         metrics.conclusive(result.probe.value, result.seconds)
         if result.deviation is not None:
+            if result.cache is Cache.DEVICE:
+                self.noise.add(result.deviation)
             metrics.drift(result.cache, result.deviation.nats)
         self.history.append(
             HistoryEntry(
@@ -149,8 +150,6 @@ class Recorder:
                 library.add(fresh, peers)
         elif passed:
             if result.reading is not None and result.cache is Cache.DEVICE:
-                if entry.device is not None:
-                    self.noise.add(drift.compare(entry.device, result.reading))
                 entry.device = result.reading
             if plan.entry is not None:
                 library.asked(entry, now)
