@@ -17,9 +17,10 @@ from dsv4_canary.conclude import Seen, Verdict, conclude
 from dsv4_canary.engine_view import EngineSample, read_engine
 from dsv4_canary.guard import check
 from dsv4_canary.judge import Kind
-from dsv4_canary.model import ProbeName
+from dsv4_canary.model import ProbeName, Role
 from dsv4_canary.pair import LegKind, Target
 from dsv4_canary.probe_set import SetSettings
+from dsv4_canary.timeout import Look, explain
 from dsv4_canary.wedge import WedgeDetector
 
 _INFO_TIMEOUT = 10.0
@@ -124,11 +125,12 @@ async def _rounds(session: aiohttp.ClientSession, plan: Plan, report: Report, wa
     """Run the set so often. Returns why it ended early."""
 
     def take(result: ProbeResult) -> None:
+        result = watch.explained(result, settings.prompt_tokens)
         report.results.append(result)
         watcher.result(result)
         watch.probed(result)
         last = report.results[-_ENOUGH:]
-        if len(last) == _ENOUGH and all(one.judgement.transport for one in last):
+        if len(last) == _ENOUGH and all(one.judgement.transport or one.judgement.kind is Kind.BUSY for one in last):
             raise _Enough
 
     settings = replace(plan.settings, model=report.model)
@@ -227,6 +229,8 @@ class _Watch:
         self._engines = report.engines
         limit = max(3.0, min(60.0, seconds / 2))
         self._detectors = {engine.role: WedgeDetector(limit, gauge_age=limit) for engine in report.engines}
+        self._before: dict[str, EngineSample] = {}
+        self._after: dict[str, EngineSample] = {}
         self.wedges: dict[str, str] = {}
 
     async def run(self) -> None:
@@ -238,7 +242,29 @@ class _Watch:
             await asyncio.sleep(_SAMPLE_EVERY)
 
     def _observe(self, role: str, sample: EngineSample | None) -> None:
+        if sample is not None:
+            self._before.setdefault(role, sample)
+            self._after[role] = sample
         self._note(role, self._detectors[role].observe(sample, time.monotonic()).message)
+
+    def explained(self, result: ProbeResult, prompt_tokens: int) -> ProbeResult:
+        """The result; one without an answer in time judged again by what the engines did since the one before."""
+        looks = {role: Look(self._before.get(role), self._after.get(role)) for role in self._detectors}
+        self._before = dict(self._after)
+        if result.raw is None:
+            return result
+        judgement = explain(
+            result.judgement,
+            result.raw,
+            Role.DECODE,
+            looks.get("decode") or looks.get("endpoint") or Look(),
+            looks.get("prefill", Look()),
+            peer_wedged="",
+            own_wedged=False,
+            prompt_tokens=prompt_tokens,
+            excused=True,
+        )
+        return replace(result, judgement=judgement)
 
     def probed(self, result: ProbeResult) -> None:
         """Take a probe into account."""

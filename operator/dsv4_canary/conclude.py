@@ -75,7 +75,7 @@ def _nothing(results: Sequence[ProbeResult]) -> str:
     if kinds & {Kind.PEER_UNREACHABLE, Kind.PEER_WEDGED}:
         return "nothing was proved: the prefill cannot be reached"
     if Kind.BUSY in kinds:
-        return "nothing was proved: no answer in time, but the engines are at work; try again or give more --timeout"
+        return "nothing was proved: no answer in time, but the engines are at work; try again or raise --timeout"
     if Kind.UNUSABLE in kinds:
         return "nothing was proved: the engine does not serve the probes that were asked for"
     return "nothing was proved: no probe ran"

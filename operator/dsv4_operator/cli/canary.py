@@ -232,7 +232,8 @@ def _introduction(report: Any) -> list[str]:
 
 def _closing(report: Any) -> list[str]:
     verdict = report.verdict
-    lines = [f"{verdict.conclusion.value}: {verdict.message}"]
+    word = verdict.conclusion.value
+    lines = [verdict.message if word == "nothing" else f"{word}: {verdict.message}"]
     if verdict.tiers:
         parts = [f"{tier} {n - k} of {n}" for tier, (n, k) in verdict.tiers.items()]
         lines.append(f"right answers by cache: {', '.join(parts)}")

@@ -187,6 +187,15 @@ def test_wedged_decode_is_named(ctl: Any, faulty: Pair) -> None:
 
 
 @pytest.mark.processes
+def test_busy_is_no_fault(ctl: Any, faulty: Pair) -> None:
+    faulty.switch(busy_seconds=60)
+    done = ctl("canary", *faulty.words, "--timeout", "4", "--probes", "echo")
+    assert done.code == 2
+    assert "busy: echo, whole" in done.out
+    assert "nothing was proved: no answer in time, but the engines are at work" in done.out
+
+
+@pytest.mark.processes
 def test_bad_pod_is_damage_and_not_silence(ctl: Any, faulty: Pair) -> None:
     faulty.switch(bad_pod="compute")
     done = ctl("canary", *faulty.words, "--probes", "echo,repeat", "-o", "json")
