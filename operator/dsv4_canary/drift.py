@@ -51,9 +51,9 @@ class Deviation:
     nats: float
     """Greatest difference of a logprob over the compared tokens."""
     common: int
-    """Least number of top tokens in common at a compared token."""
+    """Top tokens in common, at the compared token where that is the least share."""
     top: int
-    """Number of top tokens compared with."""
+    """Top tokens that were listed there."""
 
     def beyond(self, margin: float) -> bool:
         """More than noise explains."""
@@ -123,16 +123,17 @@ def finish_type(data: bytes) -> str | None:
 def compare(first: Reading, second: Reading) -> Deviation:
     """Compare two readings of one prompt, up to and with the first token in which they differ: what follows it
     answers different texts."""
-    nats, common, top = 0.0, TOP, 0
+    nats, common, top = 0.0, 1, 1
     for step in range(min(len(first.ids), len(second.ids))):
         a, b = first.tops[step], second.tops[step]
         if a and b:
             nats = max(nats, _difference(a, b))
-            common = min(common, len(a.keys() & b.keys()))
-            top = max(top, min(len(a), len(b), TOP))
+            shared, listed = len(a.keys() & b.keys()), min(len(a), len(b))
+            if shared * top <= common * listed:
+                common, top = shared, listed
         if first.ids[step] != second.ids[step]:
             break
-    return Deviation(nats, min(common, top), top)
+    return Deviation(nats, common, top)
 
 
 def _difference(a: Mapping[int, float], b: Mapping[int, float]) -> float:
