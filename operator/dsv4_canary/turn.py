@@ -338,6 +338,8 @@ class Prober:
             return
         reason = judgement.reason or Reason.PROBE_FAILED
         self._machine.failed(result.mode, Failure(reason, peer.address, judgement.what))
+        if not judgement.transport:
+            self._recorder.drifts.doubt(peer.address)
         self._book.failed(peer, judgement)
 
     def _settle_recheck(self, peer: PeerState, plan: Plan, result: ProbeResult) -> bool:
