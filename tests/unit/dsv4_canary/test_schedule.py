@@ -217,6 +217,14 @@ def test_a_smaller_budget_holds_at_once() -> None:
     assert budget.wait(600, 0.0) == 60
 
 
+def test_debt_is_bounded() -> None:
+    budget = Budget(6_000)
+    for _ in range(100):
+        budget.spend(50_000, 0.0)
+    assert budget.wait(4_000, 0.0) <= 100
+    assert budget.wait(1e9, 0.0) == 180
+
+
 # -- baseline
 
 
