@@ -373,13 +373,9 @@ def output() -> Iterator[Case]:
         groups=groups,
     )
     somewhat = {tokens: f"0+12000x{history} {12000 * history}+18000x{2 * HOUR}"}
-    yield Case(
-        "answers are half as long again", differing(whole, somewhat), {start + 75: set()}, groups=groups
-    )
+    yield Case("answers are half as long again", differing(whole, somewhat), {start + 75: set()}, groups=groups)
     cold = {engine("sglang:load_back_tokens_total", "prefill", pool="kv"): None}
-    yield Case(
-        "longer answers without reloads", differing(whole, longer, cold), {start + 75: set()}, groups=groups
-    )
+    yield Case("longer answers without reloads", differing(whole, longer, cold), {start + 75: set()}, groups=groups)
     requests = engine("sglang:num_requests_total", "decode")
     night = {
         # Two probes a sample (one of each sidecar) and next to no users; then users with long answers come.
@@ -479,9 +475,7 @@ def absent() -> Iterator[Case]:
         differing(N, {canary("up", "decode"): f"1x20 0x10 1x{N}"}),
         {14: set(), 27: set()},
     )
-    unscraped = {
-        selector: values for selector, values in healthy(N).items() if selector.startswith("dsv4_operator_")
-    }
+    unscraped = {selector: values for selector, values in healthy(N).items() if selector.startswith("dsv4_operator_")}
     yield Case(
         "no pod is scraped at all",
         unscraped,
@@ -502,7 +496,7 @@ def absent() -> Iterator[Case]:
     returning: Series = {
         selector: (values or "").replace(f"x{N}", "x20") + f" _x10 {(values or '').split('+')[0].split('x')[0]}x{N}"
         for selector, values in healthy(N).items()
-        if 'sglang:num_running_reqs' in selector and 'role="decode"' in selector
+        if "sglang:num_running_reqs" in selector and 'role="decode"' in selector
     }
     yield Case("an engine misses scrapes for five minutes", differing(N, returning), {14: set(), 22: set()})
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from monitoring.alerts import ALERT_NAMES
+from monitoring.files import MANIFESTS
 from promtool_cases import Case
 from situations import CASES, quiet
 
 from localcluster.prometheus import program
-from monitoring.alerts import ALERT_NAMES
-from monitoring.files import MANIFESTS
 
 pytestmark = pytest.mark.processes
 
