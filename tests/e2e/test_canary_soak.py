@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from canary_lab import CONCLUSIVE, Samples, UserLoad, added, corrupted, line, ready_code, report, total
+from canary_lab import CONCLUSIVE, Samples, UserLoad, added, corrupted, line, ready_code, report, samples, total
 from local_pairs import LocalPair, local_pairs, until
 
 pytestmark = pytest.mark.processes
@@ -66,3 +66,20 @@ def test_five_hundred_probes_under_healthy_load_raise_no_alarm(pairs: list[Local
     assert {report(pod)["corruption"]["verdict"] for pod in pods} == {"None"}
     assert all(ready_code(pod) == 200 for pod in pods)
     assert max(megabytes.values()) < 64 * 1.048576
+
+
+def test_a_plugin_that_is_not_loaded_by_mistake_is_missed(tmp_path: Path) -> None:
+    """The image has it, and ``SGLANG_PLUGINS`` was left out: the engine serves fp8 as stock SGLang, nothing is Ready."""
+    env = {name: value for name, value in GUARDED.items() if name != "SGLANG_PLUGINS"}
+    with local_pairs(tmp_path, 1, env=env, sidecar_env={"DSV4_CANARY_REQUIRE_GUARD": "bf16"}) as (pair,):
+        pair.start_sidecars()
+        pods = [pair.pod(role) for role in ("prefill", "decode")]
+        until(
+            "the missing marker",
+            [pair],
+            lambda: all(report(pod)["reason"] == "GuardMissing" and ready_code(pod) == 503 for pod in pods),
+        )
+        for pod in pods:
+            found = samples(pod)
+            guard = [total(found, f"dsv4_canary_guard_{what}") for what in ("required", "present")]
+            assert (guard, report(pod)["guard"]["required"], report(pod)["guard"]["present"]) == ([1, 0], True, False)
