@@ -69,7 +69,7 @@ def test_five_hundred_probes_under_healthy_load_raise_no_alarm(pairs: list[Local
 
 
 def test_a_plugin_that_is_not_loaded_by_mistake_is_missed(tmp_path: Path) -> None:
-    """The image has it, and ``SGLANG_PLUGINS`` was left out: the engine serves fp8 as stock SGLang, nothing is Ready."""
+    """The image has it, ``SGLANG_PLUGINS`` was left out: the engine serves fp8 as stock SGLang, nothing is Ready."""
     env = {name: value for name, value in GUARDED.items() if name != "SGLANG_PLUGINS"}
     with local_pairs(tmp_path, 1, env=env, sidecar_env={"DSV4_CANARY_REQUIRE_GUARD": "bf16"}) as (pair,):
         pair.start_sidecars()
