@@ -156,6 +156,25 @@ def test_stock_sglang_does_not_know_bf16_and_the_plugin_must_be_there_and_named(
         stock = parse("", **{name: value for name, value in GUARD.items() if name != missing})
         assert (stock.guard, stock.index_k_dtype, stock.kv_layout) == (False, "fp8", "v4,c4:v4,c128:v4")
     assert not parse("", **GUARD | {"SGLANG_PLUGINS": "dsv4_guardian"}).guard
+    fp8 = parse("", **GUARD | {"DSV4_INDEX_K_DTYPE": ""})
+    assert (fp8.guard, fp8.index_k_dtype, fp8.kv_layout) == (True, "fp8", "v4,c4:v4,c128:v4")
+
+
+@pytest.mark.parametrize(
+    ("line", "dtype", "ok"),
+    [
+        ("--enable-deepseek-v4-fp4-indexer", "fp4", True),
+        ("--enable-deepseek-v4-fp4-indexer", "", False),
+        ("", "fp4", False),
+    ],
+)
+def test_the_plugin_compares_its_format_with_the_pool(line, dtype, ok):
+    env = GUARD | {"DSV4_INDEX_K_DTYPE": dtype}
+    if ok:
+        assert parse(line, **env).index_k_dtype == "fp4"
+        return
+    with pytest.raises(RefusedError, match="the pool holds index-K as"):
+        parse(line, **env)
 
 
 def test_the_plugin_refuses_a_release_that_was_not_tested_unless_told():

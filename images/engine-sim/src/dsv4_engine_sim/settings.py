@@ -175,6 +175,12 @@ def _index_k_dtype(args: argparse.Namespace, env: Mapping[str, str], *, guarded:
         raise RefusedError(f"{name}={wanted!r}: expected fp8, bf16 or fp4")
     if fp4 and wanted not in ("", "fp4"):
         raise RefusedError(f"--enable-deepseek-v4-fp4-indexer contradicts {name}={wanted}")
+    if guarded and fp4 != (wanted == "fp4"):  # the plugin looks at the pool that upstream built
+        pool = "fp4" if fp4 else "fp8"
+        raise RefusedError(
+            f"dsv4_guard: the pool holds index-K as {pool}, DSV4_INDEX_K_DTYPE says {wanted or 'fp8'}; set both alike "
+            "(fp4 needs --enable-deepseek-v4-fp4-indexer)"
+        )
     return wanted or ("fp4" if fp4 else "fp8")
 
 
@@ -221,7 +227,8 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str] = os.environ) -> Si
     host_pages = min(int(pool_pages * float(args.hicache_ratio or 2.0)), HOST_PAGES_LIMIT)
     deferred = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE"
     layout = "v4,c4:v4,c128:v4"
-    if _flag(env, "DSV4_SIM_INDEX_K_IN_LAYOUT", guarded):  # what the gated image adds to the handshake
+    # What the gated image adds to the handshake; fp8 adds nothing, so it pairs with a stock engine.
+    if _flag(env, "DSV4_SIM_INDEX_K_IN_LAYOUT", guarded and index_k != "fp8"):
         layout += f",index_k:{index_k}"
     info = {key: value for key, value in vars(args).items() if isinstance(value, (str, int, float, bool, type(None)))}
     info |= {
