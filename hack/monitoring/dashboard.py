@@ -1,0 +1,3 @@
+"""The dashboard."""
+def dashboard() -> dict[str, object]:
+    return {}
