@@ -94,7 +94,7 @@ def lab(module_world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         )
     )
     world.wait_ready("pair")
-    with alerts(tmp_path_factory.mktemp("prometheus"), free_port(), world, "pair") as watch:
+    with alerts(tmp_path_factory.mktemp("prometheus"), free_port(), world, "pair", 15) as watch:
         yield Lab(world, watch)
 
 
