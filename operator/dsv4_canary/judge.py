@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dsv4_canary.classify import classify
+from dsv4_canary.drift import finish_type
 from dsv4_canary.expect import Expectation
-from dsv4_canary.model import Cache, PeerOutcome, Reason, Role, Severity
+from dsv4_canary.model import PeerOutcome, Reason, Role, Severity
 from dsv4_canary.pair import Leg, LegKind, PairResult
 from dsv4_canary.reply import Reply
 from dsv4_canary.signatures import CATALOGUE
 
 
 class Kind(StrEnum):
-    """What one attempt showed."""
+    """What one attempt showed. Values are the outcomes of the metrics contract."""
 
     PASS = "pass"  # noqa: S105 - an outcome
     FAIL = "fail"
@@ -23,6 +24,15 @@ class Kind(StrEnum):
     PEER_UNREACHABLE = "unreachable"
     ENGINE_GONE = "engine"
     """This pod's own engine refused the connection; its health check will tell more."""
+    BUSY = "busy"
+    """No answer in time, and an engine had work waiting and got on with it."""
+    UNUSABLE = "unusable"
+    """The engine does not serve this kind of probe: nothing is proved and nothing accused."""
+
+    @property
+    def conclusive(self) -> bool:
+        """Says something about the pair."""
+        return self in (Kind.PASS, Kind.FAIL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +46,8 @@ class Judgement:
     reason: Reason | None = None
     what: str = ""
     failures: dict[str, Severity] = field(default_factory=dict)
-    """Signature (S1 to S32), or timeout, transfer, rejected, cut, lost -> severity. May hold warnings on PASS."""
+    """Signature (S1 to S32), or timeout, transfer, rejected, cut, lost, drift -> severity. May hold warnings on
+    PASS."""
     excerpt: str = ""
 
     @property
@@ -46,6 +57,7 @@ class Judgement:
             Kind.PASS: PeerOutcome.PASS,
             Kind.FAIL: PeerOutcome.FAIL,
             Kind.PEER_LOADING: PeerOutcome.LOADING,
+            Kind.BUSY: PeerOutcome.BUSY,
         }.get(self.kind, PeerOutcome.UNREACHABLE)
 
     @property
@@ -53,11 +65,40 @@ class Judgement:
         """The signatures of the catalogue among the failures."""
         return tuple(name for name in self.failures if name in CATALOGUE)
 
+    @property
+    def transport(self) -> bool:
+        """Failed without a reply that could be read."""
+        return self.kind is Kind.FAIL and Severity.TRANSPORT in self.failures.values()
+
 
 def judge(result: PairResult, role: Role, expectation: Expectation) -> Judgement:
     """Judge one attempt from the point of view of the engine of ``role``."""
     if result.reply is not None:
         return _judge_reply(result.reply, expectation)
+    return judge_silence(result, role)
+
+
+def judge_generate(result: PairResult, role: Role) -> Judgement:
+    """Judge one request to ``/generate`` that wants logprobs: PASS when decode answered, whatever it says.
+
+    An engine that refuses the request (HTTP 4xx) does not serve logprobs or such token ids.
+    """
+    if result.decode.good:
+        if finish_type(result.decode.body) == "abort":
+            return _failure(Reason.TRANSFER_FAILED, "failed, decode aborted it", "transfer")
+        return Judgement(Kind.PASS)
+    refused = [
+        leg.status
+        for leg in (result.decode, result.prefill)
+        if leg.kind is LegKind.ANSWERED and leg.status is not None and 400 <= leg.status < 500
+    ]
+    if refused:
+        return Judgement(Kind.UNUSABLE, what=f"the engine refuses such requests with HTTP {refused[0]}")
+    return judge_silence(result, role)
+
+
+def judge_silence(result: PairResult, role: Role) -> Judgement:
+    """Judge a request to which no reply came."""
     own, peer = result.leg(role), result.leg(role.other)
     if own.kind is LegKind.REFUSED:
         return Judgement(Kind.ENGINE_GONE)
@@ -121,15 +162,3 @@ def _most_telling(severities: Mapping[str, Severity]) -> str:
 
 def _failure(reason: Reason, what: str, name: str, severity: Severity = Severity.TRANSPORT) -> Judgement:
     return Judgement(Kind.FAIL, reason, what, {name: severity})
-
-
-def cache_label(cached_tokens: int | None, reported_before: bool) -> Cache:
-    """Label a prompt's prefix from the count of cached tokens.
-
-    SGLang releases differ on whether a count of 0 is reported or left out: once a count was seen, a missing
-    one is 0. Telling device from host needs prefill's load-back counters and is not done yet: every hit
-    counts as device.
-    """
-    if cached_tokens is None:
-        return Cache.COLD if reported_before else Cache.UNKNOWN
-    return Cache.DEVICE if cached_tokens else Cache.COLD

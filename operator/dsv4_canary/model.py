@@ -39,6 +39,12 @@ class Reason(StrEnum):
     """No reply within ``timeoutSeconds``."""
     TRANSFER_FAILED = "TransferFailed"
     """An engine gave up on the request (HTTP 5xx, error event, aborted)."""
+    ENGINE_WEDGED = "EngineWedged"
+    """The engine in this pod holds requests and does not get on with them."""
+    CORRUPTION = "Corruption"
+    """Confirmed evidence that this engine damages what it computes, keeps or sends."""
+    GUARD_MISSING = "GuardMissing"
+    """The engine lacks the plugin that its index-K format needs."""
 
 
 class PeerOutcome(StrEnum):
@@ -48,6 +54,25 @@ class PeerOutcome(StrEnum):
     FAIL = "Fail"
     UNREACHABLE = "Unreachable"
     LOADING = "Loading"
+    BUSY = "Busy"
+    """The probe got no answer in time while this engine or the peer had more work than it could do at once."""
+
+
+class ProbeName(StrEnum):
+    """Kinds of probes. Part of the metrics contract."""
+
+    ECHO = "echo"
+    """A tool call with given arguments, behind a prefix that no cache holds. Proves the pair."""
+    REPEAT = "repeat"
+    """The same behind a prefix that was asked before: from the device's cache, or loaded back from the host's."""
+    TWIN = "twin"
+    """Two calls at once behind one old prefix."""
+    PARITY = "parity"
+    """The same prompt whole and streamed."""
+    DRIFT = "drift"
+    """The same token ids again: output logprobs compared with those of the first time."""
+    QUIET = "quiet"
+    """Tools are offered, and a plain sentence is asked for."""
 
 
 class EngineState(StrEnum):
@@ -68,7 +93,7 @@ class Mode(StrEnum):
 
 
 class Cache(StrEnum):
-    """Where the prompt's prefix came from, as far as the reply tells."""
+    """Where the prompt's prefix came from: the slowest tier that gave a part of it."""
 
     COLD = "cold"
     DEVICE = "device"
@@ -119,7 +144,12 @@ class PeerState:
     address: str
     outcome: PeerOutcome = PeerOutcome.LOADING
     last_probe_time: float | None = None
+    last_success_time: float | None = None
     signatures: tuple[str, ...] = ()
+    consecutive_failures: int = 0
+    """Failed attempts in a row with this peer, of whatever probe proves the pair."""
+    message: str = ""
+    """One sentence on what the last attempt showed; no counts, no times."""
     answered_health: bool = False
     """Its health check has passed since the last trouble with it, so a probe may go straight ahead."""
 
@@ -128,6 +158,13 @@ class PeerState:
         return {
             "address": self.address,
             "outcome": self.outcome.value,
-            "lastProbeTime": None if self.last_probe_time is None else round(self.last_probe_time, 3),
+            "lastProbeTime": _rounded(self.last_probe_time),
+            "lastSuccessTime": _rounded(self.last_success_time),
             "signatures": list(self.signatures),
+            "consecutiveFailures": self.consecutive_failures,
+            "message": self.message,
         }
+
+
+def _rounded(time: float | None) -> float | None:
+    return None if time is None else round(time, 3)

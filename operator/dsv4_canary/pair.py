@@ -2,7 +2,7 @@
 
 Both requests carry ``bootstrap_host`` (the prefill's address as decode reaches it), ``bootstrap_port`` and a
 fresh ``bootstrap_room``. Prefill answers one token once the KV transfer has ended; its status tells which
-side failed.
+side failed. A target without a prefill is one plain endpoint: an engine that does both, or a router.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import errno
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -21,6 +21,10 @@ import aiohttp
 from dsv4_canary.model import Role
 from dsv4_canary.probes import fresh_room
 from dsv4_canary.reply import Reply, parse_completion, parse_stream
+from dsv4_canary.tiers import Cached, read_cached
+
+CHAT = "/v1/chat/completions"
+GENERATE = "/generate"
 
 _MAX_BODY = 4 * 1024 * 1024
 _GRACE = 2.0
@@ -56,16 +60,32 @@ class Leg:
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """Whom to ask. URLs without a path, such as ``http://10.1.0.5:30000``."""
+
+    decode: str
+    """The engine that answers: decode of a pair, or the only endpoint."""
+    prefill: str | None = None
+    """None: a plain endpoint."""
+    bootstrap_host: str = ""
+    """Address of the prefill as decode reaches it."""
+    bootstrap_port: int = 8998
+
+
+@dataclass(frozen=True, slots=True)
 class PairResult:
-    """Both sides of one request, and decode's reply where there is one. ``seconds`` is the time until it ended."""
+    """Both sides of one request, and decode's reply where there is one. ``seconds`` is the time until it ended.
+
+    With a plain endpoint ``prefill`` counts as answered. ``reply`` is for chat completions alone.
+    """
 
     prefill: Leg
     decode: Leg
     reply: Reply | None
     timed_out: bool
     seconds: float
-    cached_tokens: int | None = None
-    """Prompt tokens that came from a cache, as either side reports them."""
+    cached: Cached = field(default_factory=Cached)
+    """Prompt tokens that came from a cache, as the two sides report them."""
 
     def leg(self, role: Role) -> Leg:
         """The side of that role."""
@@ -74,27 +94,24 @@ class PairResult:
 
 async def drive(
     session: aiohttp.ClientSession,
+    target: Target,
     body: Mapping[str, Any],
-    prefill_url: str,
-    decode_url: str,
     *,
-    bootstrap_host: str,
-    bootstrap_port: int,
     seconds: float,
+    path: str = CHAT,
+    room: int | None = None,
 ) -> PairResult:
-    """Send one chat completion through a pair. Never raises for anything the engines do; takes at most ``seconds``
-    plus a short time to give up."""
-    addressed = {
-        **body,
-        "bootstrap_host": bootstrap_host,
-        "bootstrap_port": bootstrap_port,
-        "bootstrap_room": fresh_room(),
-    }
+    """Send one request through a target. Never raises for anything the engines do; takes at most ``seconds`` plus a
+    short time to give up. ``room``: bootstrap room, a fresh one when None."""
+    urls = {Role.DECODE: target.decode}
+    addressed = dict(body)
+    if target.prefill is not None:
+        urls = {Role.PREFILL: target.prefill, Role.DECODE: target.decode}
+        addressed["bootstrap_host"] = target.bootstrap_host
+        addressed["bootstrap_port"] = target.bootstrap_port
+        addressed["bootstrap_room"] = fresh_room() if room is None else room
     started = time.monotonic()
-    legs = {
-        Role.PREFILL: asyncio.create_task(_post(session, prefill_url, addressed)),
-        Role.DECODE: asyncio.create_task(_post(session, decode_url, addressed)),
-    }
+    legs = {role: asyncio.create_task(_post(session, url + path, addressed)) for role, url in urls.items()}
     try:
         timed_out = await _settle(legs, started + seconds)
         took = time.monotonic() - started
@@ -103,22 +120,20 @@ async def drive(
         for task in legs.values():
             task.cancel()
         await asyncio.gather(*legs.values(), return_exceptions=True)
-    left = [url for role, url in ((Role.PREFILL, prefill_url), (Role.DECODE, decode_url)) if not ended[role].good]
+    left = [urls[role] for role, leg in ended.items() if not leg.good]
     if left and "rid" in body:
         # Closing the connection aborts a request too; asking also covers an engine that does not notice.
         await asyncio.gather(*(_abort(session, url, str(body["rid"])) for url in left))
-    prefill, decode = ended[Role.PREFILL], ended[Role.DECODE]
-    parse = parse_stream if body.get("stream") else parse_completion
-    reply = parse(decode.body) if decode.good else None
-    counts = [
-        count
-        for count in (
-            reply.cached_tokens if reply else None,
-            parse(prefill.body).cached_tokens if prefill.good else None,
-        )
-        if count is not None
-    ]
-    return PairResult(prefill, decode, reply, timed_out, took, max(counts, default=None))
+    decode = ended[Role.DECODE]
+    prefill = ended.get(Role.PREFILL, Leg(LegKind.ANSWERED, 200))
+    reply = None
+    if decode.good and path == CHAT:
+        reply = (parse_stream if body.get("stream") else parse_completion)(decode.body)
+    cached = Cached()
+    for leg in ended.values():
+        if leg.good:
+            cached = cached.merge(read_cached(leg.body))
+    return PairResult(prefill, decode, reply, timed_out, took, cached)
 
 
 async def _settle(legs: Mapping[Role, asyncio.Task[Leg]], deadline: float) -> bool:
@@ -142,7 +157,7 @@ async def _settle(legs: Mapping[Role, asyncio.Task[Leg]], deadline: float) -> bo
 async def _post(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> Leg:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT)
     try:
-        async with session.post(f"{url}/v1/chat/completions", json=body, timeout=timeout) as response:
+        async with session.post(url, json=body, timeout=timeout) as response:
             data = bytearray()
             async for chunk in response.content.iter_any():
                 data += chunk

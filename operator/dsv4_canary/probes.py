@@ -1,4 +1,4 @@
-"""Probes: what is asked of a pair and what answer is right. Pure.
+"""Probes that are chat completions: what is asked of a pair and what answer is right. Pure.
 
 Echo probe: call one offered tool with a nonce and an integer, after a long conversation head. Why it looks as
 it does:
@@ -11,19 +11,33 @@ it does:
 - Temperature 0, no ``ignore_eos`` (it hides loops), ``max_tokens`` several times what the answer needs.
 - The nonce is asked for in the last message, not deep in the text: exact retrieval from far back fails on
   sound models at some prompt lengths (vllm-project/vllm#55927), and lengths vary from one filler to the next.
+
+Quiet probe: the same head and tool, and a request for one plain sentence: any call is one too many.
 """
 
 from __future__ import annotations
 
-import random
 import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
 from dsv4_canary.expect import Expectation
-from dsv4_canary.model import Mode
+from dsv4_canary.model import Mode, ProbeName
+from dsv4_canary.wording import filler, fresh_nonce
 
-ECHO = "echo"
+__all__ = [
+    "ECHO",
+    "MAX_TOKENS",
+    "TOOL_NAME",
+    "Probe",
+    "echo_probe",
+    "filler",
+    "fresh_nonce",
+    "fresh_room",
+    "quiet_probe",
+]
+
+ECHO = ProbeName.ECHO.value
 TOOL_NAME = "probe_echo"
 MAX_TOKENS = 512
 """The right answer takes about 60 tokens; a cap near that would cause the damage it looks for."""
@@ -41,141 +55,6 @@ _TOOL: dict[str, Any] = {
     },
 }
 
-_NONCE_WORDS = (
-    "amber",
-    "anvil",
-    "basil",
-    "birch",
-    "cedar",
-    "cobalt",
-    "comet",
-    "copper",
-    "coral",
-    "crane",
-    "delta",
-    "ember",
-    "fennel",
-    "fjord",
-    "garnet",
-    "ginger",
-    "glade",
-    "gravel",
-    "hazel",
-    "heron",
-    "indigo",
-    "ivory",
-    "jasper",
-    "juniper",
-    "kelp",
-    "lagoon",
-    "lantern",
-    "larch",
-    "linen",
-    "lotus",
-    "maple",
-    "marble",
-    "meadow",
-    "mica",
-    "nectar",
-    "nickel",
-    "ochre",
-    "olive",
-    "onyx",
-    "opal",
-    "orchid",
-    "otter",
-    "pebble",
-    "pine",
-    "plume",
-    "poppy",
-    "quartz",
-    "quince",
-    "ramp",
-    "raven",
-    "reed",
-    "saffron",
-    "sable",
-    "slate",
-    "spruce",
-    "sumac",
-    "tansy",
-    "thistle",
-    "topaz",
-    "tulip",
-    "umber",
-    "velvet",
-    "walnut",
-    "willow",
-    "zinc",
-)
-
-_SUBJECTS = (
-    "the ferry",
-    "the gardener",
-    "a heavy cart",
-    "the old bridge",
-    "our neighbour",
-    "the baker",
-    "a grey heron",
-    "the night train",
-    "the river",
-    "a quiet crowd",
-    "the carpenter",
-    "the north wind",
-    "an empty boat",
-    "the schoolhouse",
-    "the market",
-    "a young clerk",
-)
-_VERBS = (
-    "waits beside",
-    "passes",
-    "turns towards",
-    "looks over",
-    "leans against",
-    "returns to",
-    "moves around",
-    "rests near",
-    "crosses",
-    "follows",
-    "leaves",
-    "watches",
-    "circles",
-    "reaches",
-    "avoids",
-    "borders",
-)
-_OBJECTS = (
-    "the stone wall",
-    "a narrow lane",
-    "the wooden gate",
-    "the south field",
-    "an open window",
-    "the long pier",
-    "a row of trees",
-    "the village square",
-    "the mill pond",
-    "a low hill",
-    "the tall tower",
-    "the iron fence",
-    "the small harbour",
-    "a dusty road",
-)
-_TIMES = (
-    "before sunrise",
-    "in the late afternoon",
-    "after the rain",
-    "during the harvest",
-    "on most winter days",
-    "when the bell rings",
-    "until the evening",
-    "at the end of the week",
-    "while the fog lifts",
-    "early in the spring",
-)
-
-_WORD_MARGIN = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -188,32 +67,6 @@ class Probe:
     nonce: str
     request_id: str = field(default_factory=lambda: f"dsv4-canary-{secrets.token_hex(8)}")
     """Engine-side request id (``rid``), for ``/abort_request``."""
-
-
-def filler(seed: str, prompt_tokens: int) -> str:
-    """Text of more than ``prompt_tokens`` tokens; the same seed and size always give the same text.
-
-    A byte-pair tokenizer does not merge across a space between words, so a text has at least as many tokens
-    as words: counting words holds for every model without carrying its tokenizer. The length varies a little
-    with the seed so that one unlucky prompt length cannot fail every probe.
-    """
-    rng = random.Random(f"dsv4-canary/{seed}")  # noqa: S311 - must be reproducible
-    wanted = prompt_tokens + _WORD_MARGIN + rng.randrange(13)
-    lines: list[str] = []
-    count = 0
-    while count < wanted:
-        parts = (rng.choice(_SUBJECTS), rng.choice(_VERBS), rng.choice(_OBJECTS), rng.choice(_TIMES))
-        line = " ".join(parts)
-        count += line.count(" ") + 1
-        lines.append(line[0].upper() + line[1:] + ".")
-    return " ".join(lines)
-
-
-def fresh_nonce() -> str:
-    """A token such as ``zk-41-quartz-ramp``: letters, digits and words, never seen before."""
-    letters = "".join(secrets.choice("abcdefghjkmnpqrstvwxyz") for _ in range(2))
-    words = "-".join(secrets.choice(_NONCE_WORDS) for _ in range(2))
-    return f"{letters}-{secrets.randbelow(90) + 10}-{words}"
 
 
 def echo_probe(
@@ -235,7 +88,33 @@ def echo_probe(
     nonce = fresh_nonce() if nonce is None else nonce
     number = secrets.randbelow(998) + 2 if number is None else number
     text = filler(seed, prompt_tokens)
-    request_id = f"dsv4-canary-{secrets.token_hex(8)}"
+    ask = f'Call the tool {TOOL_NAME} exactly once with token "{nonce}" and n {number}. Do not write anything else.'
+    expectation = Expectation(
+        mode="call",
+        tool=TOOL_NAME,
+        arguments={"token": nonce, "n": number},
+        nonces=tuple(other for other in other_nonces if other != nonce),
+        prompt=text,
+    )
+    request_id = _request_id()
+    return Probe(ECHO, mode, _body(model, mode, seed, text, ask, request_id), expectation, nonce, request_id)
+
+
+def quiet_probe(model: str, mode: Mode, seed: str, prompt_tokens: int, *, other_nonces: tuple[str, ...] = ()) -> Probe:
+    """Build the quiet probe: tools are offered, and a short plain sentence is asked for. No call may come back."""
+    text = filler(seed, prompt_tokens)
+    ask = 'Reply with exactly "The harbour is calm today." as plain text. Do not call any tool.'
+    expectation = Expectation(mode="text", tool=TOOL_NAME, nonces=other_nonces, prompt=text)
+    request_id = _request_id()
+    body = _body(model, mode, seed, text, ask, request_id)
+    return Probe(ProbeName.QUIET.value, mode, body, expectation, "", request_id)
+
+
+def _request_id() -> str:
+    return f"dsv4-canary-{secrets.token_hex(8)}"
+
+
+def _body(model: str, mode: Mode, seed: str, text: str, ask: str, request_id: str) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": model,
         "messages": [
@@ -245,11 +124,7 @@ def echo_probe(
             },
             {"role": "user", "content": "Keep these notes; they need no answer.\n" + text},
             {"role": "assistant", "content": "Noted."},
-            {
-                "role": "user",
-                "content": f'Call the tool {TOOL_NAME} exactly once with token "{nonce}" and n {number}. '
-                "Do not write anything else.",
-            },
+            {"role": "user", "content": ask},
         ],
         "tools": [_TOOL],
         "tool_choice": "auto",
@@ -259,25 +134,20 @@ def echo_probe(
         # Reasoning would cost hundreds of tokens a probe; whatever the server's default is, the probe wants
         # none.
         "chat_template_kwargs": {"thinking": False},
+        "return_cached_tokens_details": True,
         "rid": request_id,
     }
     if mode is Mode.STREAMED:
         body["stream_options"] = {"include_usage": True}
-    expectation = Expectation(
-        mode="call",
-        tool=TOOL_NAME,
-        arguments={"token": nonce, "n": number},
-        nonces=tuple(other for other in other_nonces if other != nonce),
-        prompt=text,
-    )
-    return Probe(ECHO, mode, body, expectation, nonce, request_id)
+    return body
 
 
-def fresh_room() -> int:
+def fresh_room(rank: int = 0, ranks: int = 1) -> int:
     """A bootstrap room: random 63-bit number, unique per live request.
 
     A request for n samples takes n rooms from its first one, so the highest numbers are left free; two random
-    rooms are never close. The low bits are random too, because a data-parallel prefill picks its rank by room
-    modulo ranks.
+    rooms are never close. A data-parallel prefill picks its rank by room modulo ranks: ``rank`` is the one wanted
+    (0 to ``ranks`` - 1). With one rank the low bits are random.
     """
-    return secrets.randbelow(2**63 - 2**10)
+    room = secrets.randbelow(2**63 - 2**11)
+    return room - room % ranks + rank

@@ -6,58 +6,56 @@ and observe; this module fetches what they need and carries out what they say.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from dsv4_operator.api.constants import (
-    ANNOTATION_WORKERS,
     API_VERSION,
-    ENGINE_ROLES,
     KIND,
-    LABEL_DEPLOYMENT,
     LABEL_FINGERPRINT,
-    LABEL_MANAGED_BY,
     LABEL_ROLE,
-    MANAGED_BY,
     STATUS_FIELD_MANAGER,
     Role,
 )
 from dsv4_operator.api.v1alpha1.conditions import Condition, ConditionType, Reason
 from dsv4_operator.api.v1alpha1.deployment import DSV4Deployment, InvalidSpecError, parse_deployment
-from dsv4_operator.api.v1alpha1.status import DSV4DeploymentStatus
+from dsv4_operator.api.v1alpha1.operations import CanarySpec
+from dsv4_operator.api.v1alpha1.status import BlameKind, BlameStatus, DSV4DeploymentStatus
 from dsv4_operator.desired.children import build_generation_children, build_object_children
 from dsv4_operator.desired.context import DesiredContext, workers_name
 from dsv4_operator.desired.engine_workload import read_fingerprint_inputs
-from dsv4_operator.desired.workers import build_workers, read_removed, read_workers, workers_digest
 from dsv4_operator.engine.fingerprint import changed_inputs
 from dsv4_operator.engine.images import ImageDefaults, resolve_images
 from dsv4_operator.engine.releases import KNOWN_RELEASES, release_of
 from dsv4_operator.kube.errors import Forbidden, Invalid, KindNotInstalled, NotFound
-from dsv4_operator.kube.kinds import CONFIG_MAP, DSV4_DEPLOYMENT, POD
+from dsv4_operator.kube.kinds import DSV4_DEPLOYMENT, POD
 from dsv4_operator.kube.port import JsonObject, KubeApi
+from dsv4_operator.observe.blame import Charge, find_blame
 from dsv4_operator.observe.observation import Fault, Observation
 from dsv4_operator.observe.pods import PodView, view_pod
-from dsv4_operator.observe.reports import CanaryReport, read_report, unreachable
+from dsv4_operator.observe.reports import CanaryReport
 from dsv4_operator.observe.status import build_status, generation_ready
 from dsv4_operator.observe.workloads import WorkloadView, view_workloads
 from dsv4_operator.plan.generations import GenerationPlan, plan_generations
-from dsv4_operator.plan.membership import MembershipPlan, plan_membership
 from dsv4_operator.plan.pruning import ChildKey, child_key, plan_pruning
 from dsv4_operator.plan.replacement import why_replaced
 from dsv4_operator.policy import Action, Finding, evaluate, refusals
 from dsv4_operator.runtime.cache import ObjectCache
+from dsv4_operator.runtime.canaries import CanaryWatch
 from dsv4_operator.runtime.children import ChildWriter, ForeignObject
 from dsv4_operator.runtime.events import EventBatch, EventRecorder
-from dsv4_operator.runtime.http_peers import PeerClient, PeerError
+from dsv4_operator.runtime.http_peers import PeerClient
+from dsv4_operator.runtime.membership import MembershipKeeper
 from dsv4_operator.runtime.metrics import OperatorMetrics
 from dsv4_operator.runtime.router_keys import RouterKeys
-from dsv4_operator.runtime.routers import RouterView, RouterWatch
+from dsv4_operator.runtime.routers import RouterWatch
+
+T = TypeVar("T")
 
 LOG = logging.getLogger(__name__)
 
@@ -122,12 +120,13 @@ class Reconciler:
         self._cache = cache
         self._recorder = recorder
         self._metrics = metrics
-        self._peers = peers
         self._config = config
         self._clock = clock
         self._writer = ChildWriter(api, cache)
         self._keys = RouterKeys(api, self._now)
         self._routers = RouterWatch(peers, self._now)
+        self._canaries = CanaryWatch(peers, self._now)
+        self._membership = MembershipKeeper(api, cache, self._writer, self._keys, self._routers, self._now)
 
     async def __call__(self, key: Key) -> float | None:
         """One pass. Returns when to look again, in seconds; None for an object that is gone or going."""
@@ -152,7 +151,9 @@ class Reconciler:
 
     def forget_gone_pods(self) -> None:
         """Drop memory of pods that no longer exist; called after a resync."""
-        self._routers.forget_all_but({pod["metadata"]["uid"] for pod in self._cache.list(POD)})
+        uids = {pod["metadata"]["uid"] for pod in self._cache.list(POD)}
+        self._routers.forget_all_but(uids)
+        self._canaries.forget_all_but(uids)
 
     def _now(self) -> float:
         return self._clock().timestamp()
@@ -244,6 +245,14 @@ class Reconciler:
         ]
         return min(whole)[1] if whole else None
 
+    async def _keep_membership(self, this: _Pass, fingerprints: set[str], ctx: DesiredContext | None) -> None:
+        async def guard(write: Awaitable[str | None]) -> str | None:
+            return await self._guard(this, write)
+
+        result = await self._membership.keep(this.raw, this.pods, fingerprints, ctx, guard)
+        this.drift += result.drift
+        this.look_again += result.look_again
+
     async def _apply_children(self, this: _Pass, ctx: DesiredContext, plan: GenerationPlan) -> set[ChildKey]:
         wanted: set[ChildKey] = set()
         for intent in [*build_object_children(ctx, plan.serving), *build_generation_children(ctx)]:
@@ -284,7 +293,7 @@ class Reconciler:
         message = f"generation {ctx.fingerprint} is made beside {serving}{fields}"
         this.events.add(this.raw, "Normal", Reason.NEW_GENERATION, message, action="Switch")
 
-    async def _guard(self, this: _Pass, write: Any) -> Any:
+    async def _guard(self, this: _Pass, write: Awaitable[T]) -> T | None:
         """Carry out one write; what concerns this child alone becomes a fault and does not stop the others."""
         try:
             return await write
@@ -303,64 +312,6 @@ class Reconciler:
             if await self._writer.delete(dict(obj)):
                 LOG.info("deleted %s %s: no longer wanted", obj["kind"], obj["metadata"]["name"])
 
-    # -- membership
-
-    async def _keep_membership(self, this: _Pass, fingerprints: set[str], ctx: DesiredContext | None) -> None:
-        """Publish each generation's worker list, and compare it with what its routers believe."""
-        for fingerprint in sorted(fingerprints):
-            name, namespace = this.raw["metadata"]["name"], this.raw["metadata"]["namespace"]
-            config_map = self._cache.get(CONFIG_MAP, namespace, workers_name(name, fingerprint))
-            if config_map is None and (ctx is None or fingerprint != ctx.fingerprint):
-                continue  # a generation without a list never had a router
-            routers = [p for p in this.pods if p.role is Role.ROUTER and p.fingerprint == fingerprint]
-            views = await self._read_routers(routers, ctx)
-            current, removed = read_workers(config_map or {}), read_removed(config_map or {})
-            plan = self._plan_membership(this.pods, fingerprint, current, removed, views)
-            if plan.empties:
-                plan = self._plan_membership(await self._live_pods(this), fingerprint, current, removed, views)
-            if plan.look_again is not None:
-                this.look_again.append(plan.look_again)
-            intent = build_workers(name, namespace, this.uid, fingerprint, plan.workers, plan.removed)
-            reason = await self._guard(this, self._writer.apply(intent, this.uid))
-            if reason is not None:
-                LOG.info("workers of generation %s: %s (%s)", fingerprint, list(plan.workers), reason)
-            await self._touch(this, routers, workers_digest(plan.workers))
-            this.drift += self._routers.drift(views, plan.workers)
-
-    def _plan_membership(
-        self, pods: list[PodView], fingerprint: str, current: Any, removed: Any, views: list[RouterView]
-    ) -> MembershipPlan:
-        now = self._now()
-        mine = [pod for pod in pods if pod.fingerprint == fingerprint]
-        candidates = [candidate for pod in mine if (candidate := pod.candidate(now)) is not None]
-        readable = [view.ready for view in views if not view.error]
-        ready = frozenset.intersection(*readable) if readable else frozenset()
-        return plan_membership(current, removed, candidates, ready, now)
-
-    async def _read_routers(self, routers: list[PodView], ctx: DesiredContext | None) -> list[RouterView]:
-        if ctx is None or not ctx.spec.router.enabled or not routers:
-            return []
-        return await self._routers.read(routers, await self._keys.ensure(ctx))
-
-    async def _live_pods(self, this: _Pass) -> list[PodView]:
-        """Pods from a live read: a list is never emptied on the word of a cache."""
-        metadata = this.raw["metadata"]
-        selector = f"{LABEL_DEPLOYMENT}={metadata['name']},{LABEL_MANAGED_BY}={MANAGED_BY}"
-        listing = await self._api.list(POD, metadata["namespace"], selector)
-        return [view for pod in listing.items if (view := view_pod(pod)) is not None]
-
-    async def _touch(self, this: _Pass, routers: list[PodView], digest: str) -> None:
-        """Annotate router pods with the digest of their list: their kubelets then refresh the file at once."""
-        for pod in routers:
-            if pod.workers_digest == digest or pod.is_leaving:
-                continue
-            try:
-                namespace = this.raw["metadata"]["namespace"]
-                updated = await self._api.annotate(POD, namespace, pod.name, {ANNOTATION_WORKERS: digest})
-            except NotFound:
-                continue
-            self._cache.put(POD, updated)
-
     # -- observing
 
     async def _observe(
@@ -368,6 +319,7 @@ class Reconciler:
     ) -> DSV4DeploymentStatus:
         metadata = this.raw["metadata"]
         children, pods = self._live(this.raw)  # what this pass has just written included
+        reports = await self._read_canaries(this, pods)
         seen = Observation(
             name=metadata["name"],
             namespace=metadata["namespace"],
@@ -375,7 +327,8 @@ class Reconciler:
             spec=this.deployment.spec if this.deployment is not None else None,
             pods=pods,
             workloads=view_workloads(children),
-            reports=await self._read_canaries(pods),
+            reports=reports,
+            blame=self._find_blame(this, pods, reports),
             plan=plan,
             desired=ctx.fingerprint if ctx is not None else "",
             findings=this.findings,
@@ -384,20 +337,38 @@ class Reconciler:
             router_drift=this.drift,
             cluster_domain=self._config.cluster_domain,
         )
+        self._report_blame(seen)
         now = self._clock().strftime("%Y-%m-%dT%H:%M:%SZ")
         return build_status(seen, _previous_conditions(this.raw), now)
 
-    async def _read_canaries(self, pods: list[PodView]) -> dict[str, CanaryReport]:
-        """Reports of engine pods that run and are not Ready: theirs say what is missing."""
-        asked = [p for p in pods if p.role in ENGINE_ROLES and p.ip and not p.ready and not p.is_leaving]
+    def _report_blame(self, seen: Observation) -> None:
+        charges = [charge for found in seen.blame.values() for charge in found]
+        by_kind = {kind: [charge for charge in charges if charge.kind is kind] for kind in BlameKind}
+        self._metrics.set_blame(
+            seen.namespace,
+            seen.name,
+            pods=len({pod for charge in by_kind[BlameKind.POD] for pod in charge.pods}),
+            links=len(by_kind[BlameKind.LINK]),
+            fabric=bool(by_kind[BlameKind.FABRIC]),
+            suspects=len({pod for charge in by_kind[BlameKind.UNDECIDED] for pod in charge.pods}),
+        )
 
-        async def read(pod: PodView) -> CanaryReport:
-            try:
-                return read_report(await self._peers.read_canary_status(pod.canary_url))
-            except PeerError as error:
-                return unreachable(f"its canary does not answer: {error.reason}")
+    async def _read_canaries(self, this: _Pass, pods: list[PodView]) -> dict[str, CanaryReport]:
+        canary = this.deployment.spec.canary if this.deployment is not None else CanarySpec()
+        return await self._canaries.read(pods, canary.interval_seconds) if canary.enabled else {}
 
-        return dict(zip((p.uid for p in asked), await asyncio.gather(*map(read, asked)), strict=True))
+    def _find_blame(
+        self, this: _Pass, pods: list[PodView], reports: dict[str, CanaryReport]
+    ) -> dict[str, list[Charge]]:
+        """Charges by fingerprint; generations without any are left out."""
+        canary = this.deployment.spec.canary if this.deployment is not None else CanarySpec()
+        blame = {}
+        for fingerprint in {pod.fingerprint for pod in pods}:
+            mine = [pod for pod in pods if pod.fingerprint == fingerprint]
+            charges = find_blame(mine, reports, self._now(), canary.interval_seconds, canary.timeout_seconds)
+            if charges:
+                blame[fingerprint] = charges
+        return blame
 
     async def _write_status(self, this: _Pass, status: DSV4DeploymentStatus) -> None:
         metadata = this.raw["metadata"]
@@ -424,7 +395,10 @@ class Reconciler:
         self._cache.put(DSV4_DEPLOYMENT, updated)
 
     def _announce(self, this: _Pass, status: DSV4DeploymentStatus) -> None:
-        """One event per condition whose status or reason changed."""
+        """One event per condition whose status or reason changed, and per new charge.
+
+        A charge that is the whole message of a condition is the same event, and posted once.
+        """
         before = {c.type: (c.status, c.reason) for c in _previous_conditions(this.raw)}
         for condition in status.conditions:
             if before.get(condition.type) == (condition.status, condition.reason) or not _worth_telling(condition):
@@ -433,6 +407,10 @@ class Reconciler:
             this.events.add(
                 this.raw, "Warning" if warning else "Normal", condition.reason, condition.message, action=condition.type
             )
+        known = _previous_blame(this.raw)
+        for charge in status.blame:
+            if charge.kind is not BlameKind.UNDECIDED and (charge.kind, charge.reason, charge.pods) not in known:
+                this.events.add(this.raw, "Warning", charge.reason, charge.message, action="Blame")
 
 
 def _overridden(this: _Pass) -> set[str]:
@@ -458,6 +436,14 @@ def _previous_conditions(raw: JsonObject) -> list[Condition]:
         return [Condition.model_validate(c) for c in (raw.get("status") or {}).get("conditions") or []]
     except ValidationError:
         return []
+
+
+def _previous_blame(raw: JsonObject) -> list[tuple[str, str, list[str]]]:
+    try:
+        before = [BlameStatus.model_validate(entry) for entry in (raw.get("status") or {}).get("blame") or []]
+    except ValidationError:
+        return []
+    return [(charge.kind, charge.reason, charge.pods) for charge in before]
 
 
 def _pointed_at(this: _Pass) -> str | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dsv4_operator.api.constants import ENGINE_ROLES, Role
 from dsv4_operator.api.v1alpha1.conditions import ConditionType, Reason
+from dsv4_operator.api.v1alpha1.status import BlameKind
+from dsv4_operator.observe.blame import Charge
 from dsv4_operator.observe.observation import Observation
 from dsv4_operator.observe.pods import PodView
 from dsv4_operator.policy import refusals
@@ -21,6 +23,18 @@ _ROLE_CONDITION = {
 }
 
 
+_BLAME_REASONS = frozenset(
+    {
+        Reason.CANARY_FAILING,
+        Reason.ENGINE_WEDGED,
+        Reason.CORRUPTION,
+        Reason.GUARD_MISSING,
+        Reason.BAD_LINK,
+        Reason.FABRIC_FAILING,
+    }
+)
+
+
 def decide_conditions(seen: Observation) -> list[Decision]:
     """All conditions, Ready first."""
     config = _config_valid(seen)
@@ -28,7 +42,10 @@ def decide_conditions(seen: Observation) -> list[Decision]:
     router = _router_available(seen)
     canary = _canary_passing(seen)
     degraded = _degraded(seen)
-    ready = _ready(seen, [config, degraded, *roles, canary, router])
+    # What holds a pair back is named by its cause: a culprit before the pods that fail because of it.
+    accused = [canary] if seen.charges(BlameKind.POD, BlameKind.FABRIC) else []
+    own = [degraded] if degraded[2] not in _BLAME_REASONS else []
+    ready = _ready(seen, [config, *own, *accused, *roles, canary, router])
     return [ready, config, *roles, router, canary, _progressing(seen), degraded]
 
 
@@ -71,11 +88,16 @@ def _config_valid(seen: Observation) -> Decision:
 
 
 def _waiting_pod(seen: Observation, role: Role, fingerprint: str) -> PodView | None:
-    pods = sorted(seen.pods_of(fingerprint, role), key=lambda p: (not p.unschedulable, p.name))
+    pods = sorted(
+        seen.pods_of(fingerprint, role), key=lambda p: (not p.unschedulable, seen.accusation(p) is None, p.name)
+    )
     return next((pod for pod in pods if not pod.ready), None)
 
 
 def _sentence(seen: Observation, pod: PodView) -> str:
+    accusation = seen.accusation(pod)
+    if accusation is not None:
+        return accusation.message
     report = seen.reports.get(pod.uid)
     if report is not None and report.message and not report.ready and pod.engine_started:
         return f"pod {pod.name}: {'canary: ' if report.reachable else ''}{report.message}"
@@ -84,7 +106,7 @@ def _sentence(seen: Observation, pod: PodView) -> str:
 
 def _role_available(seen: Observation, role: Role) -> Decision:
     kind = _ROLE_CONDITION[role]
-    fingerprint = seen.serving or seen.desired
+    fingerprint = seen.shown
     workload = seen.workloads.get((fingerprint, role))
     if workload is None:
         return (kind, "False", Reason.NOT_CREATED, f"no {role.value} workload exists")
@@ -102,7 +124,7 @@ def _router_available(seen: Observation) -> Decision:
         return (kind, "False", Reason.ROUTER_DISABLED, "spec.router.enabled is false")
     if seen.router_drift:
         return (kind, "False", Reason.ROUTER_DRIFT, "; ".join(seen.router_drift))
-    fingerprint = seen.serving or seen.desired
+    fingerprint = seen.shown
     routers = seen.pods_of(fingerprint, Role.ROUTER)
     if any(pod.ready for pod in routers):
         return (kind, "True", Reason.ALL_READY, "a router is Ready and has workers of both roles")
@@ -118,12 +140,16 @@ def _canary_passing(seen: Observation) -> Decision:
     kind = ConditionType.CANARY_PASSING
     if seen.spec is not None and not seen.spec.canary.enabled:
         return (kind, "Unknown", Reason.CANARY_DISABLED, "spec.canary.enabled is false: Ready proves nothing")
-    fingerprint = seen.serving or seen.desired
+    fingerprint = seen.shown
     pods = [pod for role in ENGINE_ROLES for pod in seen.pods_of(fingerprint, role)]
+    charges = seen.charges(BlameKind.POD, BlameKind.LINK, BlameKind.FABRIC)
+    if charges:
+        return (kind, "False", charges[0].reason, _joined(charges))
     for pod in pods:
         report = seen.reports.get(pod.uid)
         if report is not None and report.failing:
-            return (kind, "False", Reason.CANARY_FAILING, _sentence(seen, pod))
+            suspected = [charge.message for charge in seen.charges(BlameKind.UNDECIDED)]
+            return (kind, "False", Reason.CANARY_FAILING, "; ".join([_sentence(seen, pod), *suspected]))
     for pod in pods:
         report = seen.reports.get(pod.uid)
         if not pod.ready and pod.engine_started and report is not None and not report.reachable:
@@ -181,4 +207,12 @@ def _degraded(seen: Observation) -> Decision:
     stuck = next((pod for pod in seen.pods if pod.unschedulable and not pod.is_leaving), None)
     if stuck is not None:
         return (kind, "True", Reason.NO_CAPACITY, f"pod {stuck.name} cannot be scheduled: {stuck.unschedulable}")
+    # A generation that comes up counts too: nobody but people can repair it yet.
+    charges = [c for fp in sorted(seen.blame) for c in seen.blame[fp] if c.kind is not BlameKind.UNDECIDED]
+    if charges:
+        return (kind, "True", charges[0].reason, _joined(charges))
     return (kind, "False", Reason.AS_EXPECTED, "nothing known to be wrong")
+
+
+def _joined(charges: list[Charge]) -> str:
+    return "; ".join(charge.message for charge in charges)

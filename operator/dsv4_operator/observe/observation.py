@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from dsv4_operator.api.constants import Role
 from dsv4_operator.api.v1alpha1.conditions import Reason
 from dsv4_operator.api.v1alpha1.spec import DSV4DeploymentSpec
+from dsv4_operator.api.v1alpha1.status import BlameKind
+from dsv4_operator.observe.blame import Charge
 from dsv4_operator.observe.pods import PodView
 from dsv4_operator.observe.reports import CanaryReport
 from dsv4_operator.observe.workloads import WorkloadView
@@ -35,6 +37,8 @@ class Observation:
     workloads: Mapping[tuple[str, Role], WorkloadView] = field(default_factory=dict)
     reports: Mapping[str, CanaryReport] = field(default_factory=dict)
     """By pod uid."""
+    blame: Mapping[str, Sequence[Charge]] = field(default_factory=dict)
+    """By fingerprint."""
     plan: GenerationPlan | None = None
     desired: str = ""
     """Fingerprint of the spec; empty when it is invalid."""
@@ -48,6 +52,20 @@ class Observation:
     def serving(self) -> str:
         """Fingerprint of the generation that the stable Service points at."""
         return self.plan.serving if self.plan is not None else ""
+
+    @property
+    def shown(self) -> str:
+        """Fingerprint of the generation that conditions speak of: the one that serves, else the one that comes up."""
+        return self.serving or self.desired
+
+    def charges(self, *kinds: BlameKind) -> list[Charge]:
+        """What is put down to these kinds in the generation that conditions speak of."""
+        return [charge for charge in self.blame.get(self.shown, ()) if charge.kind in kinds]
+
+    def accusation(self, pod: PodView) -> Charge | None:
+        """What names `pod` as the cause, if anything does."""
+        charges = self.blame.get(pod.fingerprint, ())
+        return next((c for c in charges if c.kind is BlameKind.POD and pod.name in c.pods), None)
 
     def pods_of(self, fingerprint: str, role: Role) -> list[PodView]:
         """Pods of a role in a generation that are not leaving."""

@@ -13,6 +13,7 @@ from dsv4_operator.api.constants import (
 )
 from dsv4_operator.api.v1alpha1.conditions import Condition
 from dsv4_operator.api.v1alpha1.status import (
+    BlameStatus,
     DSV4DeploymentStatus,
     FindingStatus,
     GenerationState,
@@ -26,6 +27,8 @@ from dsv4_operator.observe.workloads import WorkloadView
 
 _MOST_FINDINGS: Final = 128
 """As many as the schema takes; refusals come first."""
+_MOST_CHARGES: Final = 16
+_MOST_PODS: Final = 64
 
 
 def generation_ready(
@@ -68,7 +71,17 @@ def build_status(seen: Observation, previous: Sequence[Condition], now: str) -> 
             FindingStatus(rule=f.rule, action=f.action.value, path=f.path, message=f.message[:4096])
             for f in seen.findings[:_MOST_FINDINGS]
         ],
+        blame=_blame(seen),
     )
+
+
+def _blame(seen: Observation) -> list[BlameStatus]:
+    """Of the generation that serves first."""
+    return [
+        BlameStatus(kind=c.kind, reason=c.reason.value, pods=list(c.pods[:_MOST_PODS]), message=c.message[:4096])
+        for fingerprint in sorted(seen.blame, key=lambda fp: (fp != seen.shown, fp))
+        for c in seen.blame[fingerprint]
+    ][:_MOST_CHARGES]
 
 
 def _with_times(
@@ -91,8 +104,8 @@ def _fingerprints(seen: Observation) -> list[str]:
 
 def _role_status(seen: Observation, role: Role) -> RoleStatus:
     """Of the generation that serves; while nothing serves, of the one that comes up."""
-    workload = seen.workloads.get((seen.serving or seen.desired, role))
-    ready = sum(pod.ready for pod in seen.pods_of(seen.serving or seen.desired, role))
+    workload = seen.workloads.get((seen.shown, role))
+    ready = sum(pod.ready for pod in seen.pods_of(seen.shown, role))
     desired = workload.desired if workload is not None else 0
     newest = seen.workloads.get((seen.desired, role)) if seen.desired else workload
     return RoleStatus(

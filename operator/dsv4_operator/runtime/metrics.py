@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,6 +23,14 @@ PASS_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 
 CALL_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
 
 
+_BLAMED: Final = {
+    "pods": "Engine pods of each DSV4Deployment that are the cause of failing canaries.",
+    "links": "Pairs of each DSV4Deployment that fail while both pods pass with others.",
+    "fabric": "1 while several prefills of a DSV4Deployment fail with several decodes, without exception.",
+    "suspects": "Engine pods of each DSV4Deployment that may be the cause, where what was tested does not tell.",
+}
+
+
 @dataclass(slots=True)
 class _Facts:
     conditions: dict[str, str] = field(default_factory=dict)
@@ -30,6 +38,7 @@ class _Facts:
     allowed: frozenset[str] = frozenset()
     generations: int = 0
     router_drift: int = 0
+    blamed: Mapping[str, int] = field(default_factory=dict)
 
 
 class _ObjectCollector(Collector):
@@ -65,6 +74,10 @@ class _ObjectCollector(Collector):
             "Workers that a router replica has and should not have, or lacks, summed over replicas.",
             labels=names,
         )
+        blamed = {
+            what: GaugeMetricFamily(f"dsv4_operator_blamed_{what}", text, labels=names)
+            for what, text in _BLAMED.items()
+        }
         for key, facts in list(self.facts.items()):
             for kind, status in facts.conditions.items():
                 condition.add_metric([*key, kind, status], 1)
@@ -74,7 +87,9 @@ class _ObjectCollector(Collector):
                 allowed.add_metric([*key, rule], 1)
             generations.add_metric(key, facts.generations)
             drift.add_metric(key, facts.router_drift)
-        yield from (condition, findings, allowed, generations, drift)
+            for what, family in blamed.items():
+                family.add_metric(key, facts.blamed.get(what, 0))
+        yield from (condition, findings, allowed, generations, drift, *blamed.values())
 
 
 class OperatorMetrics:
@@ -220,6 +235,11 @@ class OperatorMetrics:
     def set_router_drift(self, namespace: str, name: str, differences: int) -> None:
         """How many workers differ between the workers file and the routers' own lists."""
         self._of(namespace, name).router_drift = differences
+
+    def set_blame(self, namespace: str, name: str, *, pods: int, links: int, fabric: bool, suspects: int) -> None:
+        """What failing canaries are put down to; all zero while nothing fails."""
+        counts = {"pods": pods, "links": links, "fabric": int(fabric), "suspects": suspects}
+        self._of(namespace, name).blamed = counts
 
     def drop_object(self, namespace: str, name: str) -> None:
         """The object is gone: so are its series."""

@@ -13,7 +13,8 @@ from crd_cases import merged, minimal
 from dsv4_canary import model as canary_model
 from dsv4_operator.api.constants import ENGINE_ROLES, Role
 from dsv4_operator.api.v1alpha1 import Condition, ConditionType, DSV4DeploymentSpec, Reason, parse_deployment
-from dsv4_operator.api.v1alpha1.status import GenerationState
+from dsv4_operator.api.v1alpha1.status import BlameKind, GenerationState
+from dsv4_operator.observe.blame import Charge
 from dsv4_operator.observe.conditions import decide_conditions
 from dsv4_operator.observe.observation import Fault, Observation
 from dsv4_operator.observe.pods import PodView
@@ -89,11 +90,16 @@ def report(reason: str, message: str, *, ready: bool = False) -> CanaryReport:
     return read_report({"ready": ready, "reason": reason, "message": message})
 
 
+def charge(kind: BlameKind, reason: Reason, *roles: Role, message: str = "why") -> Charge:
+    return Charge(kind, reason, tuple(pod(role).name for role in roles), message)
+
+
 REFUSED = Finding("unknown-release", Action.REFUSE, "spec.engine.release", "unknown; set it")
 NAMES = {role: pod(role).name for role in (P, D, R)}
 SERVES = "a pair whose canary passes serves through the router"
 NO_WORKERS = "the router waits for a prefill and a decode whose canary passes"
 STARTED = not_ready(P, "its canary has not passed", started=True)
+STARTED_DECODE = not_ready(D, "its canary has not passed", started=True)
 LOADING = not_ready(P, "the engine is starting")
 IDLE_ROUTER = not_ready(R, "starting")
 ROUTERLESS = spec_of({"router": {"enabled": False}})
@@ -214,6 +220,32 @@ SITUATIONS: list[Any] = [
         "False", "Paused", f"pod {NAMES[P]}: the engine is starting", id="paused",
     ),
     pytest.param(seen(spec=spec_of({"paused": True})), "True", "Serving", SERVES, id="paused and serving"),
+    # -- blame
+    pytest.param(
+        seen(
+            pods=[STARTED, not_ready(D, "its canary has not passed", started=True), IDLE_ROUTER],
+            reports={f"{OLD}-prefill": report("ProbeTimedOut", "no answer"),
+                     f"{OLD}-decode": report("EngineWedged", "no token came")},
+            blame={OLD: [charge(BlameKind.POD, Reason.ENGINE_WEDGED, D, message="decode pod x is wedged")]},
+        ),
+        "False", "NotServing", "decode pod x is wedged", id="the wedged decode, not the prefill that fails with it",
+    ),
+    pytest.param(
+        seen(
+            pods=[STARTED, not_ready(D, "its canary has not passed", started=True), IDLE_ROUTER],
+            reports={f"{OLD}-prefill": report("ProbeTimedOut", "no answer")},
+            blame={OLD: [charge(BlameKind.UNDECIDED, Reason.CANARY_FAILING, P, D)]},
+        ),
+        "False", "NotServing", f"pod {NAMES[P]}: canary: no answer", id="undecided: the check",
+    ),
+    pytest.param(
+        seen(blame={OLD: [charge(BlameKind.LINK, Reason.BAD_LINK, P, D)]}),
+        "True", "Serving", SERVES, id="a bad link stops no traffic",
+    ),
+    pytest.param(
+        seen(pods=[LOADING, pod(D), IDLE_ROUTER], blame={OLD: [charge(BlameKind.LINK, Reason.BAD_LINK, P, D)]}),
+        "False", "NotServing", f"pod {NAMES[P]}: the engine is starting", id="a bad link is not what holds it back",
+    ),
     # -- two generations
     pytest.param(
         seen(
@@ -338,6 +370,45 @@ def condition(observation: Observation, kind: ConditionType) -> tuple[str, str, 
 )
 def test_condition(observation: Observation, kind: str, expected: tuple[str, str, str]) -> None:
     assert condition(observation, ConditionType(kind)) == expected
+
+
+@pytest.mark.parametrize("reason", [Reason.ENGINE_WEDGED, Reason.CORRUPTION, Reason.GUARD_MISSING])
+def test_a_pod_that_is_to_blame(reason: Reason) -> None:
+    observation = seen(
+        pods=[pod(P), STARTED_DECODE, pod(R)],
+        reports={f"{OLD}-decode": report(reason.value, "the verdict")},
+        blame={OLD: [charge(BlameKind.POD, reason, D, message="decode pod x: why")]},
+    )
+    assert condition(observation, ConditionType.CANARY_PASSING) == ("False", reason, "decode pod x: why")
+    assert condition(observation, ConditionType.DEGRADED) == ("True", reason, "decode pod x: why")
+    assert condition(observation, ConditionType.DECODE_AVAILABLE) == ("False", "PodsNotReady", "decode pod x: why")
+
+
+def test_the_culprit_is_named_before_another_pod_of_its_role() -> None:
+    observation = seen(
+        pods=[pod(P), replace(STARTED_DECODE, name="a", uid="a"), STARTED_DECODE, pod(R)],
+        workloads=workloads(OLD, desired=2),
+        blame={OLD: [charge(BlameKind.POD, Reason.CANARY_FAILING, D)]},
+    )
+    assert condition(observation, ConditionType.DECODE_AVAILABLE) == ("False", "PodsNotReady", "why")
+
+
+def test_undecided_blame_is_said_where_the_canary_fails_and_degrades_nothing() -> None:
+    observation = seen(
+        pods=[STARTED, pod(D), pod(R)],
+        reports={f"{OLD}-prefill": report("ProbeFailed", "wrong answer")},
+        blame={OLD: [charge(BlameKind.UNDECIDED, Reason.CANARY_FAILING, P, D)]},
+    )
+    message = f"pod {NAMES[P]}: canary: wrong answer; why"
+    assert condition(observation, ConditionType.CANARY_PASSING) == ("False", "CanaryFailing", message)
+    assert condition(observation, ConditionType.DEGRADED)[0] == "False"
+
+
+def test_blame_in_a_generation_that_comes_up_degrades_and_touches_nothing_else() -> None:
+    observation = seen(blame={NEW: [charge(BlameKind.FABRIC, Reason.FABRIC_FAILING, P, D)]})
+    assert condition(observation, ConditionType.DEGRADED) == ("True", "FabricFailing", "why")
+    assert condition(observation, ConditionType.CANARY_PASSING)[0] == "True"
+    assert [b.kind for b in build_status(observation, [], "2026-11-29T10:00:00Z").blame] == ["Fabric"]
 
 
 def test_reasons_of_the_canary_are_its_own() -> None:
@@ -490,12 +561,14 @@ def test_as_much_as_the_schema_takes() -> None:
             spec_problems=long,
             workloads=workloads(OLD, *generations),
             plan=plan_generations(OLD, OLD, [OLD, *generations], {}),
+            blame={OLD: [Charge(BlameKind.FABRIC, Reason.FABRIC_FAILING, ("p" * 253,) * 99, "m" * 9000)] * 40},
         ),
         [],
         "2026-11-29T10:00:00Z",
     )
     assert len(status.findings) == 128
     assert len(status.generations) == 16
+    assert (len(status.blame), len(status.blame[0].pods)) == (16, 64)
     assert status.generations[0].fingerprint == OLD
 
 

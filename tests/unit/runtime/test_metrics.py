@@ -49,6 +49,7 @@ def test_object_series_follow_the_last_report() -> None:
     metrics.set_policy_allowed("ns", "a", ["r9"])
     metrics.set_generations("ns", "a", 2)
     metrics.set_router_drift("ns", "a", 3)
+    metrics.set_blame("ns", "a", pods=1, links=2, fabric=True, suspects=0)
     found = samples(metrics)
     of_a = {"namespace": "ns", "name": "a"}
     conditions = [key for key in found if key[0] == "dsv4_operator_condition"]
@@ -58,6 +59,9 @@ def test_object_series_follow_the_last_report() -> None:
     assert found[series("dsv4_operator_policy_allowed", **of_a, rule="r9")] == 1
     assert found[series("dsv4_operator_generations", **of_a)] == 2
     assert found[series("dsv4_operator_router_drift", **of_a)] == 3
+    blamed = {what: found[series(f"dsv4_operator_blamed_{what}", **of_a)] for what in ("pods", "links", "fabric")}
+    assert blamed == {"pods": 1, "links": 2, "fabric": 1}
+    assert found[series("dsv4_operator_blamed_suspects", **of_a)] == 0
 
 
 def test_dropped_object_leaves_no_series() -> None:

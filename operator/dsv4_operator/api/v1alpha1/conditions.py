@@ -67,14 +67,28 @@ class Reason(StrEnum):
     # CanaryPassing
     CANARY_PASSED = "CanaryPassed"
     """The canary of every ready engine pod passed its last probes."""
-    CANARY_FAILING = "CanaryFailing"
-    """A canary reports a failure; the message says which pod and check."""
     CANARY_PENDING = "CanaryPending"
     """No canary has completed a probe yet: engines load, or peers are missing."""
     CANARY_DISABLED = "CanaryDisabled"
     """`spec.canary.enabled` is false: Ready then proves nothing about the transfer path."""
     CANARY_UNREACHABLE = "CanaryUnreachable"
     """The operator could not read a sidecar's status."""
+    # CanaryPassing, Degraded
+    CANARY_FAILING = "CanaryFailing"
+    """A canary reports a failure; the message says which pod and check. Degraded has it when one pod is the culprit: it
+    fails with every peer while they pass with another."""
+    ENGINE_WEDGED = "EngineWedged"
+    """An engine has stopped making progress, whatever its health check answers; the message says which and how."""
+    CORRUPTION = "Corruption"
+    """Answers through an engine are corrupt, by evidence beyond one odd reply; the message says where cached."""
+    GUARD_MISSING = "GuardMissing"
+    """An engine does not show the guard that BF16 index-K or the KV checksum needs: the image has no plugin, or another
+    format than the spec asks for. The pod never becomes Ready."""
+    BAD_LINK = "BadLink"
+    """One prefill and one decode fail together, while both pass with others. Both stay in the router."""
+    FABRIC_FAILING = "FabricFailing"
+    """Several prefills fail with several decodes, without exception: what they share is the cause, most likely the
+    network."""
     # Progressing
     UP_TO_DATE = "UpToDate"
     """The newest generation serves and no pod waits to be replaced."""

@@ -62,6 +62,29 @@ class FindingStatus(ApiModel):
     """What is wrong, why, and what to do."""
 
 
+class BlameKind(StrEnum):
+    """What a failure of pairs is put down to, the surest first."""
+
+    POD = "Pod"
+    LINK = "Link"
+    FABRIC = "Fabric"
+    UNDECIDED = "Undecided"
+
+
+class BlameStatus(ApiModel):
+    """Who is to blame for pairs that fail."""
+
+    kind: BlameKind
+    """Pod: that pod alone. Link: the way between two pods that pass with others. Fabric: several prefills fail with
+    several decodes. Undecided: what was tested does not tell; the pods are suspects."""
+    reason: Annotated[str, Field(max_length=63)]
+    """The reason that CanaryPassing has for it; docs/conditions.md explains each."""
+    pods: Annotated[list[Annotated[str, Field(max_length=253)]], Field(max_length=64)] = []
+    """Pods accused or suspected."""
+    message: Text = ""
+    """A sentence for people."""
+
+
 class IncidentStatus(ApiModel):
     """Something that broke."""
 
@@ -98,5 +121,7 @@ class DSV4DeploymentStatus(ApiModel):
     """Generations that exist."""
     findings: Annotated[list[FindingStatus], Field(max_length=128)] = []
     """Remarks of policy."""
+    blame: Annotated[list[BlameStatus], Field(max_length=16)] = []
+    """Who is to blame for canaries that fail; empty while all pass."""
     incidents: Annotated[list[IncidentStatus], Field(max_length=10)] = []
     """The last ten incidents."""
