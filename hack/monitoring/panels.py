@@ -212,10 +212,9 @@ LIVE: Final = Row(
         Panel(
             "Reused against cold prefixes, z score",
             """Two-proportion test of the damaged share against cold prefixes. Above 3 chance is a poor explanation.
-            Needs damaged calls to have a value.""",
+            Needs calls on both within 15 minutes.""",
             (Query(f"max by (cache) ({ours('dsv4_generation:live_tool_calls_damaged:zscore15m')})", "{{cache}}"),),
             steps=((0, GREEN), (3, RED)), alert="DSV4LiveToolCallCorruption",
-            idle="needs calls on cold and on reused prefixes within 15 minutes",
         ),
         Panel(
             "Cost of counting",

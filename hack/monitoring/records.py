@@ -150,20 +150,22 @@ LIVE: Final = (
         "dsv4_generation:live_tool_calls_damaged:increase15m / (dsv4_generation:live_tool_calls:increase15m > 0)",
     ),
     Record(
-        # Variance of the share of damaged calls, pooled over this tier and cold: the denominator of a two-proportion
-        # z test.
+        # Share of damaged calls of this tier and cold together, for the variance of a two-proportion z test. One
+        # damaged and one good call are added, so that no damage at all is a score of 0, not 0 / 0.
         "dsv4_generation:live_tool_calls_damaged:pooled15m",
         """
         (
           dsv4_generation:live_tool_calls_damaged:increase15m{cache=~"host|device"}
           + on (namespace, deployment, fingerprint) group_left ()
           dsv4_generation:live_tool_calls_damaged:increase15m{cache="cold"}
+          + 1
         )
         /
         (
           dsv4_generation:live_tool_calls:increase15m{cache=~"host|device"}
           + on (namespace, deployment, fingerprint) group_left ()
           dsv4_generation:live_tool_calls:increase15m{cache="cold"}
+          + 2
         )
         """,
     ),
