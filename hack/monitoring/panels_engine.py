@@ -160,7 +160,7 @@ HICACHE: Final = Row(
         Panel(
             "Reloaded from host memory",
             "Tokens a second that were loaded back instead of computed.",
-            (Query(engine_rate("load_back_tokens_total"), "{{pod}}"),),
+            (Query(ours("dsv4_pod:load_back_tokens:rate5m"), "{{pod}}"),),
             alert="DSV4Corruption",
         ),
         Panel(

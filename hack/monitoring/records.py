@@ -28,7 +28,6 @@ CANARY: Final = (
     Record("dsv4_pod:canary_last_success_timestamp_seconds:max", pods("dsv4_canary_last_success_timestamp_seconds")),
     Record("dsv4_pod:canary_probes:increase10m", pod_increase("dsv4_canary_probes_total", "10m", "outcome")),
     Record("dsv4_pod:canary_corruption_verdict:max", pods("dsv4_canary_corruption_verdict")),
-    Record("dsv4_pod:canary_corruption_ratio:max", pods("dsv4_canary_corruption_ratio", "cache")),
     Record("dsv4_pod:canary_window_failures:sum", pods("dsv4_canary_window_failures", fold="sum")),
     Record("dsv4_pod:canary_blind:max", pods("dsv4_canary_blind", "what")),
     Record("dsv4_pod:canary_guard_missing:max", f"{pods('dsv4_canary_guard_required')}\n> bool\n"

@@ -93,5 +93,5 @@ def test_rules_evaluate_without_error_and_nothing_fires(prometheus: Asked) -> No
     groups = prometheus.get("rules")["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     assert len(rules) == len(RECORDS) + len(ALERTS)
-    assert [rule["name"] for rule in rules if rule["lastError"] or rule["health"] != "ok"] == []
+    assert [rule["name"] for rule in rules if rule.get("lastError") or rule["health"] != "ok"] == []
     assert prometheus.query('ALERTS{alertstate="firing"}') == []
