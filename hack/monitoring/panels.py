@@ -82,11 +82,13 @@ GLANCE: Final = Row(
         ),
         Panel(
             "What fires",
-            "Each has a page: click its name.",
-            (Query(f"max by (alertname, severity, namespace, deployment, role, pod, kind, cache) "
+            "Each has a page of its name in the runbooks, which are linked at the top.",
+            (Query(f"max by (alertname, severity, namespace, deployment, role, pod, peer, check, kind, cache) "
                    f"({ours('ALERTS', _ALERTS)})"),),
             kind="table", width=24, height=5,
-            columns=("alertname", "severity", "namespace", "deployment", "role", "pod", "kind", "cache"),
+            columns=(
+                "alertname", "severity", "namespace", "deployment", "role", "pod", "peer", "check", "kind", "cache",
+            ),
             idle="nothing fires on a healthy pair",
         ),
     ),

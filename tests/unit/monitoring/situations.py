@@ -129,6 +129,20 @@ def corruption() -> Iterator[Case]:
         {9: set(), 16: {"DSV4Corruption"}, 60: {"DSV4Corruption"}},
         {"alertname": "DSV4Corruption", "severity": "critical", "pod": "demo-prefill-0", "deployment": "demo"},
     )
+    other = {
+        selector.replace("demo-prefill-0", "demo-prefill-1"): values
+        for selector, values in healthy(N).items()
+        if 'role="prefill"' in selector
+    }
+    out_of_service = {
+        canary("dsv4_canary_ready", "prefill"): f"1x30 0x{N}",
+        canary("dsv4_canary_probes_total", "prefill", probe="echo", outcome="fail", cache="host"): f"0x20 0+1x{N}",
+    }
+    yield Case(
+        "a corrupt pod beside a sound one: one page, not two",
+        differing(N, other, confirmed, out_of_service),
+        {25: {"DSV4Corruption"}},
+    )
     suspected = {
         canary("dsv4_canary_corruption_verdict", "prefill"): f"0x20 1x{N}",
         canary("dsv4_canary_window_failures", "prefill", cache="host"): f"0x20 2x{N}",
