@@ -310,7 +310,7 @@ def wedged() -> Iterator[Case]:
         {20: {"DSV4EngineWedged"}},
     )
     flicker = {canary("dsv4_engine_wedged", "decode"): f"0x20 1x1 0x{N}"}
-    yield Case("one scrape says wedged", differing(N, flicker), {10: set(), 12: set()})
+    yield Case("one scrape says wedged", differing(N, flicker), {10: set(), 11: set(), 12: set()})
     bare: Series = {
         **{selector: values for selector, values in healthy(N).items() if 'container="canary"' not in selector},
         **condition("Unknown", N),
@@ -346,8 +346,14 @@ def transfer() -> Iterator[Case]:
     yield Case(
         "transfers at a tenth of their speed",
         differing(history + HOUR, slow),
-        {start - 5: set(), start + 40: {"DSV4TransferSlow"}},
+        {start - 5: set(), start + 20: set(), start + 40: {"DSV4TransferSlow"}},
         groups=groups,
+    )
+    young: Series = {
+        engine("sglang:kv_transfer_speed_gb_s_sum", role): f"0+400x{HOUR} {400 * HOUR}+40x{HOUR}" for role in ROLES
+    }
+    yield Case(
+        "slow after an hour: too little history", differing(2 * HOUR, young), {85: set(), 100: set()}, groups=groups
     )
     smaller: Series = {
         engine("sglang:kv_transfer_total_mb_sum", role): f"0+2000x{history} {2000 * history}+100x{HOUR}"
@@ -429,6 +435,13 @@ def output() -> Iterator[Case]:
         {start - 5: set(), start + 20: set(), start + 75: {"DSV4OutputLengthRatio"}},
         groups=groups,
     )
+    young = 3 * HOUR
+    yield Case(
+        "longer answers after three hours: too little history",
+        differing(young + 2 * HOUR, {tokens: f"0+12000x{young} {12000 * young}+30000x{2 * HOUR}"}),
+        {young // MINUTE + 75: set()},
+        groups=groups,
+    )
     somewhat = {tokens: f"0+12000x{history} {12000 * history}+18000x{2 * HOUR}"}
     yield Case("answers are half as long again", differing(whole, somewhat), {start + 75: set()}, groups=groups)
     cold = {engine("sglang:load_back_tokens_total", "prefill", pool="kv"): None}
@@ -451,6 +464,12 @@ def output() -> Iterator[Case]:
         "speculation accepts half",
         differing(whole, {length: f"2.5x{history} 1.2x{2 * HOUR}"}),
         {start + 5: set(), start + 40: {"DSV4SpecAcceptLengthDrop"}},
+        groups=groups,
+    )
+    yield Case(
+        "speculation accepts half after an hour: too little history",
+        differing(3 * HOUR, {length: f"2.5x{HOUR} 1.2x{2 * HOUR}"}),
+        {100: set(), 115: set()},
         groups=groups,
     )
     yield Case(
