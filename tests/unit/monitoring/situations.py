@@ -463,7 +463,7 @@ def output() -> Iterator[Case]:
     yield Case(
         "speculation accepts half",
         differing(whole, {length: f"2.5x{history} 1.2x{2 * HOUR}"}),
-        {start + 5: set(), start + 40: {"DSV4SpecAcceptLengthDrop"}},
+        {start + 5: set(), start + 15: set(), start + 40: {"DSV4SpecAcceptLengthDrop"}},
         groups=groups,
     )
     yield Case(
@@ -476,6 +476,20 @@ def output() -> Iterator[Case]:
         "speculation accepts a little less",
         differing(whole, {length: f"2.5x{history} 2.1x{2 * HOUR}"}),
         {start + 40: set()},
+        groups=groups,
+    )
+    tokens_now = engine("sglang:realtime_tokens_total", "decode", mode="decode", tp_rank="0")
+    yield Case(
+        "speculation dips for nine minutes, then the engine idles",
+        differing(
+            whole,
+            {
+                length: f"2.5x{history} 1.2x{2 * HOUR}",
+                tokens_now: f"0+12000x{history + 8} {12000 * (history + 8)}x{2 * HOUR}",
+                engine("sglang:num_running_reqs", "decode", tp_rank="0"): f"4x{history + 8} 0x{2 * HOUR}",
+            },
+        ),
+        {start + 22: set(), start + 23: set(), start + 24: set()},
         groups=groups,
     )
     yield Case(
@@ -501,7 +515,7 @@ def live_calls() -> Iterator[Case]:
     yield Case(
         "a tenth of the calls on reloaded prefixes is damaged",
         differing(N, live({"host/leaked": f"0x20 0+1x{N}"})),
-        {9: set(), 22: name},
+        {9: set(), 16: set(), 22: name},
         {"alertname": "DSV4LiveToolCallCorruption", "against": "cold", "cache": "host", "severity": "critical"},
     )
     yield Case(
@@ -517,8 +531,34 @@ def live_calls() -> Iterator[Case]:
     yield Case(
         "markup leaks on cold prefixes too: a wrong parser",
         differing(N, live({f"{cache}/leaked": f"0x20 0+3x{N}" for cache in ("cold", "device", "host")})),
-        {9: set(), 25: name},
+        {9: set(), 15: set(), 25: name},
         {"alertname": "DSV4LiveToolCallCorruption", "against": "absolute", "severity": "warning"},
+    )
+    yield Case(
+        "four damaged calls of thirty",
+        differing(N, live({"host/valid": f"0+1x{N}", "host/leaked": f"0x20 0+1x4 4x{N}"})),
+        {16: set(), 18: set(), 20: set()},
+    )
+    yield Case(
+        "fifteen calls on reloaded prefixes, six of them damaged",
+        differing(N, live({"host/valid": f"0+0.3x{N}", "host/leaked": f"0x20 0+1x6 6x{N}"})),
+        {16: set(), 18: set(), 20: set()},
+    )
+    yield Case(
+        "schemas break, and hardly any cold call to compare with",
+        differing(N, live({"host/valid": f"0x{N}", "host/schema": f"0+10x{N}", "cold/valid": f"0+0.33x{N}"})),
+        {20: set(), 40: set()},
+    )
+    cold_alone = {"device/valid": f"0x{N}", "host/valid": f"0x{N}"}
+    yield Case(
+        "eight broken calls of a hundred",
+        differing(N, live({**cold_alone, "cold/valid": f"0+3x{N}", "cold/leaked": f"0x20 0+1x8 8x{N}"})),
+        {20: set(), 23: set(), 24: set()},
+    )
+    yield Case(
+        "twelve broken calls of forty",
+        differing(N, live({**cold_alone, "cold/valid": f"0+0.9x{N}", "cold/leaked": f"0x20 0+2x6 12x{N}"})),
+        {20: set(), 23: set(), 24: set()},
     )
     yield Case(
         "three broken calls in all",
