@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import socket
+import secrets
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from localcluster import LocalCluster, images
-from operator_process import ROOT, OperatorProcess
+from localcluster.waiting import wait_for
+from operator_process import ROOT, OperatorProcess, free_port
 from world import World
 
 CRD = ROOT / "crds" / "serving.dsv4.dev_dsv4deployments.yaml"
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def install_crd(cluster: LocalCluster) -> LocalCluster:
@@ -43,22 +38,49 @@ def serving_cluster(node_cluster: LocalCluster) -> LocalCluster:
     return install_crd(node_cluster)
 
 
-@pytest.fixture
-def start_operator(tmp_path: Path) -> Iterator[Callable[..., OperatorProcess]]:
+@contextmanager
+def operators(folder: Path) -> Iterator[Callable[..., OperatorProcess]]:
     """Starts operators; those that still run at the end are stopped."""
     started: list[OperatorProcess] = []
 
     def start(cluster: LocalCluster, *arguments: str, kubeconfig: Path | None = None) -> OperatorProcess:
-        folder = tmp_path / f"operator-{len(started)}"
-        folder.mkdir()
-        operator = OperatorProcess(kubeconfig or cluster.kubeconfig, folder, free_port(), *arguments)
+        own = folder / f"operator-{len(started)}"
+        own.mkdir()
+        operator = OperatorProcess(kubeconfig or cluster.kubeconfig, own, free_port(), *arguments)
         started.append(operator)
         operator.start()
         return operator
 
-    yield start
-    for operator in started:
-        operator.stop()
+    try:
+        yield start
+    finally:
+        for operator in started:
+            operator.stop()
+
+
+@pytest.fixture
+def start_operator(tmp_path: Path) -> Iterator[Callable[..., OperatorProcess]]:
+    """Starts operators; those that still run at the end are stopped."""
+    with operators(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def module_world(serving_cluster: LocalCluster, request: pytest.FixtureRequest) -> Iterator[World]:
+    """A namespace on the real node for all tests of a module, with an operator that looks after it."""
+    stem = request.module.__name__.rpartition(".")[2].removeprefix("test_").replace("_", "-")
+    name = f"{stem}-{secrets.token_hex(3)}"
+    cluster = serving_cluster
+    cluster.api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+    wait_for(f"the default ServiceAccount of {name}", lambda: cluster.api.get_or_none(account), 90)
+    folder = request.getfixturevalue("tmp_path_factory").mktemp(stem)
+    try:
+        with operators(folder) as start:
+            start(cluster, "--no-lease", f"--namespaces={name}")
+            yield World(cluster, name)
+    finally:
+        cluster.api.delete(f"/api/v1/namespaces/{name}")
 
 
 @pytest.fixture

@@ -173,7 +173,8 @@ def post(url: str, body: dict[str, Any], timeout: float) -> dict[str, Any]:
 
 def engine_url(pod: dict[str, Any]) -> str:
     """The engine's HTTP address of an engine pod."""
-    port = {"prefill": 30000, "decode": 30010}[pod["metadata"]["labels"]["serving.dsv4.dev/role"]]
+    usual = {"prefill": 30000, "decode": 30010}[pod["metadata"]["labels"]["serving.dsv4.dev/role"]]
+    port = pod.get("ports", {}).get("engine", usual)
     return f"http://{pod['status']['podIP']}:{port}"
 
 
@@ -186,7 +187,7 @@ def http_status(url: str, timeout: float = 30) -> int:
         return error.code
 
 
-def switch(pod: dict[str, Any], **switches: str) -> None:
+def switch(pod: dict[str, Any], **switches: str | float) -> None:
     """Set switches of a simulated engine."""
     request = Request(f"{engine_url(pod)}/sim/switches", json.dumps(switches).encode(), method="PUT")
     request.add_header("Content-Type", "application/json")

@@ -126,7 +126,7 @@ def engines(arm: Arm, folder: Path) -> Iterator[tuple[list[str], int]]:
                 command += ["--disaggregation-bootstrap-port", str(bootstrap)]
             if arm.hicache and role != "decode":
                 command += ["--enable-hierarchical-cache"]
-            env = os.environ | {"PYTHONPATH": str(SOURCES), "DSV4_INDEX_K_DTYPE": arm.index_k}
+            env = os.environ | {"PYTHONPATH": str(SOURCES), "DSV4_SIM_INDEX_K_DTYPE": arm.index_k}
             env |= {"DSV4_SIM_STARTUP_SECONDS": "0", "DSV4_SIM_HOST_POOL_PAGES": "2048"}
             env |= arm.env
             if role == "decode":

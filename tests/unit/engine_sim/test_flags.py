@@ -99,9 +99,9 @@ def test_decode_accepts_the_fake_backend():
 def test_index_k_dtype_from_flag_and_variable():
     assert parse("").index_k_dtype == "fp8"
     assert parse("--enable-deepseek-v4-fp4-indexer").index_k_dtype == "fp4"
-    assert parse("", DSV4_INDEX_K_DTYPE="bf16").index_k_dtype == "bf16"
+    assert parse("", DSV4_SIM_INDEX_K_DTYPE="bf16").index_k_dtype == "bf16"
     with pytest.raises(RefusedError, match="contradicts"):
-        parse("--enable-deepseek-v4-fp4-indexer", DSV4_INDEX_K_DTYPE="bf16")
+        parse("--enable-deepseek-v4-fp4-indexer", DSV4_SIM_INDEX_K_DTYPE="bf16")
 
 
 def test_output_handling_follows_the_release_unless_told():
@@ -144,3 +144,56 @@ def test_exit_status_of_the_process(line, status):
     )
     assert done.returncode == status
     assert done.stderr
+
+
+GUARD = {"DSV4_SIM_GUARD": "1", "SGLANG_PLUGINS": "other, dsv4_guard", "DSV4_INDEX_K_DTYPE": "bf16"}
+
+
+def test_stock_sglang_does_not_know_bf16_and_the_plugin_must_be_there_and_named():
+    active = parse("", **GUARD)
+    assert (active.guard, active.index_k_dtype, active.kv_layout) == (True, "bf16", "v4,c4:v4,c128:v4,index_k:bf16")
+    for missing in ("DSV4_SIM_GUARD", "SGLANG_PLUGINS"):
+        stock = parse("", **{name: value for name, value in GUARD.items() if name != missing})
+        assert (stock.guard, stock.index_k_dtype, stock.kv_layout) == (False, "fp8", "v4,c4:v4,c128:v4")
+    assert not parse("", **GUARD | {"SGLANG_PLUGINS": "dsv4_guardian"}).guard
+    fp8 = parse("", **GUARD | {"DSV4_INDEX_K_DTYPE": ""})
+    assert (fp8.guard, fp8.index_k_dtype, fp8.kv_layout) == (True, "fp8", "v4,c4:v4,c128:v4")
+
+
+@pytest.mark.parametrize(
+    ("line", "dtype", "ok"),
+    [
+        ("--enable-deepseek-v4-fp4-indexer", "fp4", True),
+        ("--enable-deepseek-v4-fp4-indexer", "", False),
+        ("", "fp4", False),
+    ],
+)
+def test_the_plugin_compares_its_format_with_the_pool(line, dtype, ok):
+    env = GUARD | {"DSV4_INDEX_K_DTYPE": dtype}
+    if ok:
+        assert parse(line, **env).index_k_dtype == "fp4"
+        return
+    with pytest.raises(RefusedError, match="the pool holds index-K as"):
+        parse(line, **env)
+
+
+def test_the_plugin_refuses_a_release_that_was_not_tested_unless_told():
+    with pytest.raises(RefusedError, match=r"0\.5\.22 is not among the tested releases"):
+        parse("", SGLANG_SIM_RELEASE="0.5.22", **GUARD)
+    told = {"DSV4_GUARD_ALLOW_UNTESTED_RELEASE": "1"}
+    assert parse("", SGLANG_SIM_RELEASE="0.5.22", **GUARD, **told).guard
+    assert not parse("", SGLANG_SIM_RELEASE="0.5.22").guard
+
+
+@pytest.mark.parametrize(
+    ("line", "sizes"),
+    [
+        ("", (1, 1, False)),
+        ("--tp-size 8 --dp-size 8 --enable-dp-attention", (1, 8, True)),
+        ("--tp-size 8 --attn-dp-size 4", (1, 4, True)),
+        ("--dp-size 2", (2, 1, False)),
+    ],
+)
+def test_data_parallel_sizes_as_upstream_resolves_them(line, sizes):
+    info = parse(line).server_info
+    assert (info["dp_size"], info["attn_dp_size"], info["enable_dp_attention"]) == sizes

@@ -17,7 +17,7 @@ class Cache:
 
     def __init__(self, pages, dtype="bf16", **env):
         line = ["--model-path", "/m", "--disaggregation-mode", "prefill", "--enable-hicache"]
-        env = {"DSV4_SIM_POOL_PAGES": str(pages), "DSV4_SIM_LAYER_MS": "0", "DSV4_INDEX_K_DTYPE": dtype} | env
+        env = {"DSV4_SIM_POOL_PAGES": str(pages), "DSV4_SIM_LAYER_MS": "0", "DSV4_SIM_INDEX_K_DTYPE": dtype} | env
         self.settings = resolve(flags.parse(line, "0.5.23"), env)
         self.switches = Switches()
         self.metrics = EngineMetrics(self.settings)

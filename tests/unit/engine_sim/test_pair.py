@@ -313,7 +313,7 @@ async def test_abort_request_ends_with_reason_abort(start, pair):
         ({"DSV4_SIM_PAGE_SIZE": "64"}, (), "Page size mismatch: prefill server has page_size=64"),
         ({}, ("--kv-cache-dtype", "bfloat16"), "KV cache dtype mismatch: prefill server has kv_cache_dtype=bfloat16"),
         (
-            {"DSV4_INDEX_K_DTYPE": "bf16", "DSV4_SIM_INDEX_K_IN_LAYOUT": "1"},
+            {"DSV4_SIM_INDEX_K_DTYPE": "bf16", "DSV4_SIM_INDEX_K_IN_LAYOUT": "1"},
             (),
             "KV layout mismatch: prefill server has kv_layout=v4,c4:v4,c128:v4,index_k:bf16",
         ),
@@ -330,14 +330,14 @@ async def test_a_mismatched_prefill_kills_the_decode_server(start, pair, env, fl
 
 async def test_a_larger_index_k_item_is_refused_per_transfer(start, pair):
     """Without the layout check (stock image): NIXL refuses a source item larger than the target's."""
-    mixed = type(pair)(start("prefill", DSV4_INDEX_K_DTYPE="bf16"), pair.decode)
+    mixed = type(pair)(start("prefill", DSV4_SIM_INDEX_K_DTYPE="bf16"), pair.decode)
     prefill, decode = await mixed.post(mixed.body("x"))
     assert (prefill[0], decode[0]) == (500, 500)
     assert "item length mismatch" in prefill[1]
 
 
 async def test_a_smaller_index_k_item_lands_in_wrong_strides_silently(start, pair):
-    mixed = type(pair)(start("prefill", DSV4_INDEX_K_DTYPE="fp4"), pair.decode)
+    mixed = type(pair)(start("prefill", DSV4_SIM_INDEX_K_DTYPE="fp4"), pair.decode)
     _, decode = await mixed.post(mixed.body(FILLER + ASK.format(token="zk-41-quartz-ramp", n=7)))
     assert decode[0] == 200
     message = json.loads(decode[1])["choices"][0]["message"]

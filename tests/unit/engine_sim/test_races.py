@@ -201,8 +201,13 @@ def test_stream_carries_the_tiers_too(tmp_path):
             async with probe.load.client.post(url + "/v1/chat/completions", json=body) as response:
                 return await response.text()
 
-        _, text = await asyncio.gather(post(probe.prefill), post(probe.decode))
-        chunks = [json.loads(row[6:]) for row in text.splitlines() if row.startswith("data: {")]
-        assert chunks[-1]["sglext"] == {"cached_tokens_details": {"device": 0, "host": 0}}
+        async def tiers():
+            body["bootstrap_room"] += 1
+            _, text = await asyncio.gather(post(probe.prefill), post(probe.decode))
+            chunks = [json.loads(row[6:]) for row in text.splitlines() if row.startswith("data: {")]
+            return chunks[-1].get("sglext")
+
+        assert await tiers() is None, "upstream says nothing of a cold prompt"
+        assert await tiers() == {"cached_tokens_details": {"device": 4096, "host": 0}}
 
     probing(tmp_path, table.Arm("stream", env=SMALL), scenario)

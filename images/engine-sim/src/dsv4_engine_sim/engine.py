@@ -15,6 +15,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Sequence as Seq
 from typing import Any
 
 from prometheus_client import Gauge
@@ -166,10 +167,8 @@ class Engine:
                 if self.settings.prefix_cache:  # the first decode step reads a step later than the forward
                     await asyncio.sleep(self.settings.layer_seconds)
                 read = self.cache.read(sequence.pages, sequence.length)
-                ids = generation.answer(request, read)
-                if seen != read:  # the first token is the forward's
-                    ids = [generation.answer(request, seen)[0], *ids[1:]]
-                await self._emit(request, ids, queue)
+                first = self.sample(request, seen) if seen != read else None  # the first token is the forward's
+                await self._emit(request, self._reply(request, read, first), queue)
             finally:
                 self.cache.end(sequence)
 
@@ -184,10 +183,19 @@ class Engine:
             self.metrics.computed(sequence.length - cached, cached)
             self.metrics.cache_hit_rate.set(cached / sequence.length)
 
-    def first_token(self, token: int, queue: asyncio.Queue[Output | Exception]) -> None:
+    def sample(self, request: GenRequest, seen: Seq[int]) -> generation.First:
+        """The first token of a reply, from the prompt as the forward saw it."""
+        return generation.first_token(request, seen, self.settings.logprob_noise)
+
+    def _reply(self, request: GenRequest, read: Seq[int], first: generation.First | None) -> generation.Reply:
+        noise = self.settings.logprob_noise
+        return generation.reply(request, read, self.settings.context_length, first=first, noise=noise)
+
+    def first_token(self, first: generation.First, queue: asyncio.Queue[Output | Exception]) -> None:
         """End a request on prefill."""
         self._generated += 1
-        queue.put_nowait(Output([token], {"type": "length", "length": 1}))
+        steps = None if first.step is None else [first.step]
+        queue.put_nowait(Output([first.token], {"type": "length", "length": 1}, steps))
 
     async def _decode(self, request: GenRequest, queue: asyncio.Queue[Output | Exception]) -> None:
         room = request.bootstrap_room
@@ -195,18 +203,18 @@ class Engine:
         count = self.cache.pages_for(len(request.prompt))
         if request.bootstrap_host == FAKE_BOOTSTRAP_HOST:
             pages = await self.cache.reserve(count)
-            first: int | None = None
+            first: generation.First | None = None
         else:
             pages, first = await self._receive(request, room, count)
         try:
             async with self.running(request):
-                ids = generation.answer(request, self.cache.read(pages, len(request.prompt)))
                 # The first token was sampled on prefill and arrives with the metadata.
-                await self._emit(request, ids if first is None else [first, *ids[1:]], queue)
+                reply = self._reply(request, self.cache.read(pages, len(request.prompt)), first)
+                await self._emit(request, reply, queue)
         finally:
             self.cache.release(pages)
 
-    async def _receive(self, request: GenRequest, room: int, count: int) -> tuple[list[int], int]:
+    async def _receive(self, request: GenRequest, room: int, count: int) -> tuple[list[int], generation.First]:
         """Handshake, pages, transfer. Returns filled pages and the first token."""
         assert self.receiver is not None
         host = request.bootstrap_host or "127.0.0.1"
@@ -237,7 +245,7 @@ class Engine:
             self.later(self._release_when_drained(room, pages))
             raise
         request.cached = dict(aux.get("cached") or request.cached)
-        return pages, int(aux["first_token"])
+        return pages, prefill.first_of(aux)
 
     async def _release_when_drained(self, room: int, pages: list[int]) -> None:
         """Deferred KV release: pages of a failed room are reused only when prefill writes to them no more.
@@ -258,9 +266,11 @@ class Engine:
 
     # -- generation -------------------------------------------------------------------------------------------------
 
-    async def _emit(self, request: GenRequest, ids: list[int], queue: asyncio.Queue[Output | Exception]) -> None:
+    async def _emit(
+        self, request: GenRequest, reply: generation.Reply, queue: asyncio.Queue[Output | Exception]
+    ) -> None:
         """Hand out tokens at the configured pace."""
-        ids, finish = generation.limit(request, ids, self.settings.context_length)
+        ids, finish, steps = reply.ids, reply.finish, reply.steps
         loop = asyncio.get_running_loop()
         start, interval = loop.time(), 1 / self.settings.tokens_per_second
         for number, token in enumerate(ids):
@@ -272,7 +282,8 @@ class Engine:
             self._generated += 1
             if not request.internal:
                 self.metrics.decoded.inc()
-            queue.put_nowait(Output([token], finish if number == len(ids) - 1 else None))
+            step = None if steps is None else [steps[number]]
+            queue.put_nowait(Output([token], finish if number == len(ids) - 1 else None, step))
         if not ids:
             queue.put_nowait(Output([], finish))
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dsv4_engine_sim import chat, dsml, tokens
 from dsv4_engine_sim.chat import RequestError
 from dsv4_engine_sim.detector import Parser, TextParser
+from dsv4_engine_sim.logprobs import CANDIDATES, Step
 from dsv4_engine_sim.request import GenRequest, Output
 
 if TYPE_CHECKING:
+    from dsv4_engine_sim.guard import Guard
     from dsv4_engine_sim.settings import SimSettings
 
 FINGERPRINT = "dsv4-engine-SIMULATOR"
@@ -30,7 +32,7 @@ def _integer(body: dict[str, Any], key: str) -> int | None:
 
 def _common(body: dict[str, Any], prompt: list[int], rid: str | None = None) -> GenRequest:
     """Fields that all three request formats share."""
-    for field in ("logprobs", "return_logprob", "top_logprobs"):
+    for field in ("logprobs", "top_logprobs"):
         if body.get(field):
             raise RequestError(f"the simulator does not compute {field}")
     if body.get("n") not in (None, 1):
@@ -65,6 +67,8 @@ def _maximum(body: dict[str, Any], *keys: str) -> int | None:
 
 def chat_request(body: dict[str, Any], settings: SimSettings) -> GenRequest:
     """``/v1/chat/completions`` body. Raises `RequestError`."""
+    if settings.skip_tokenizer_init:
+        raise RequestError("the engine was started with --skip-tokenizer-init and has no chat template")
     kind = (body.get("response_format") or {}).get("type", "text")
     if kind != "text":
         raise RequestError(f"the simulator does not implement response_format {kind!r}")
@@ -91,14 +95,27 @@ def completion_request(body: dict[str, Any]) -> GenRequest:
     return request
 
 
-def generate_request(body: dict[str, Any]) -> GenRequest:
+def generate_request(body: dict[str, Any], settings: SimSettings) -> GenRequest:
     """Native ``/generate`` body with `text` or `input_ids`."""
+    if settings.skip_tokenizer_init and body.get("input_ids") is None:
+        raise RequestError(
+            "The engine initialized with skip_tokenizer_init=True cannot accept text prompts. "
+            "Please provide input_ids or re-initialize the engine with skip_tokenizer_init=False."
+        )
     sampling = body.get("sampling_params") or {}
     if not isinstance(sampling, dict):
         raise RequestError("sampling_params must be an object")
     prompt = body.get("text") if body.get("text") is not None else body.get("input_ids")
     name = "text" if body.get("text") is not None else "input_ids"
     request = _common({**body, "stop": sampling.get("stop"), "n": sampling.get("n")}, _prompt(prompt, name))
+    request.numbers = name == "input_ids" and tokens.are_numbers(request.prompt)
+    request.return_logprob = bool(body.get("return_logprob"))
+    request.top_logprobs_num = _integer(body, "top_logprobs_num") or 0
+    if not 0 <= request.top_logprobs_num <= CANDIDATES:  # upstream's metadata buffer has room for so many
+        raise RequestError(
+            f"top_logprobs_num {request.top_logprobs_num} exceeds disaggregation metadata capacity {CANDIDATES}. "
+            "Lower top_logprobs_num or increase the metadata buffer."
+        )
     request.ignore_eos = bool(sampling.get("ignore_eos"))
     request.max_new_tokens = _maximum(sampling, "max_new_tokens") or 128
     return request
@@ -140,7 +157,12 @@ def parser_for(body: dict[str, Any], request: GenRequest, settings: SimSettings)
 class ChatBuilder:
     """Turns one request's output into a chat completion or its stream chunks."""
 
-    def __init__(self, body: dict[str, Any], request: GenRequest, settings: SimSettings) -> None:
+    def __init__(
+        self, body: dict[str, Any], request: GenRequest, settings: SimSettings, guard: Guard | None = None
+    ) -> None:
+        self._guard = guard
+        self._content = ""
+        self._calls: dict[int, dict[str, str]] = {}
         self._body = body
         self._request = request
         self._settings = settings
@@ -148,11 +170,10 @@ class ChatBuilder:
         self._created = int(time.time())
         self._model = body.get("model") or settings.served_model_name
         self._merge = body.get("separate_reasoning") is False
-        self._called = False
 
     def _finish(self, finish: dict[str, Any]) -> tuple[str, Any]:
         kind = finish["type"]
-        if kind == "stop" and self._called:
+        if kind == "stop" and self._calls:
             return "tool_calls", None
         return kind, finish.get("matched")
 
@@ -166,28 +187,32 @@ class ChatBuilder:
             delta.calls += last.calls
         if self._merge:
             delta.content, delta.reasoning = delta.reasoning + delta.content, ""
-        self._called = self._called or bool(delta.calls)
+        self._content += delta.content
+        for piece in delta.calls:
+            call = self._calls.setdefault(piece.index, {"name": "", "arguments": ""})
+            call["name"] = piece.name if piece.name is not None else call["name"]
+            call["arguments"] += piece.arguments
+        if self._guard is not None and output.finish is not None and output.finish["type"] != "abort":
+            calls = [(call["name"], call["arguments"]) for call in self._calls.values()]
+            self._guard.count(self._body, self._request, self._content, calls)
         return delta
 
     async def whole(self, outputs: AsyncIterator[Output]) -> dict[str, Any]:
         """The not-streamed response body."""
-        reasoning, content, finish = "", "", {"type": "stop"}
-        calls: dict[int, dict[str, str]] = {}
+        reasoning, finish = "", {"type": "stop"}
         async for output in outputs:
-            delta = self._step(output)
-            reasoning += delta.reasoning
-            content += delta.content
-            for piece in delta.calls:
-                call = calls.setdefault(piece.index, {"name": "", "arguments": ""})
-                call["name"] = piece.name if piece.name is not None else call["name"]
-                call["arguments"] += piece.arguments
+            reasoning += self._step(output).reasoning
             finish = output.finish or finish
         reason, matched = self._finish(finish)
-        message: dict[str, Any] = {"role": "assistant", "content": content, "reasoning_content": reasoning or None}
-        if calls:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": self._content,
+            "reasoning_content": reasoning or None,
+        }
+        if self._calls:
             message["tool_calls"] = [
                 {"id": call_id(), "index": index, "type": "function", "function": call}
-                for index, call in sorted(calls.items())
+                for index, call in sorted(self._calls.items())
             ]
         choice = {
             "index": 0,
@@ -210,9 +235,10 @@ class ChatBuilder:
 
     def _extension(self) -> dict[str, Any]:
         """Cached tokens by tier, when the request asks with ``return_cached_tokens_details``."""
-        if not self._body.get("return_cached_tokens_details"):
+        details = cached_details(self._request)
+        if not self._body.get("return_cached_tokens_details") or details is None:
             return {}
-        return {"sglext": {"cached_tokens_details": dict(self._request.cached)}}
+        return {"sglext": {"cached_tokens_details": details}}
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None, matched: Any = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, "matched_stop": matched}
@@ -266,24 +292,61 @@ def _call_delta(piece: dsml.CallDelta) -> dict[str, Any]:
     }
 
 
-def generate_body(request: GenRequest, ids: list[int], finish: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
-    """Native ``/generate`` response; `ids` are all output ids so far."""
-    text = tokens.spell(tokens.decode(token for token in ids if token != tokens.EOS_ID))
-    return {
-        "text": text,
-        "output_ids": ids,
-        "meta_info": {
-            "id": request.rid,
-            "finish_reason": finish,
-            "prompt_tokens": len(request.prompt),
-            "weight_version": "default",
-            "total_retractions": 0,
-            "completion_tokens": request.completion_tokens,
-            "cached_tokens": sum(request.cached.values()),
-            "cached_tokens_details": dict(request.cached),
-            "e2e_latency": seconds,
-        },
+def cached_details(request: GenRequest) -> dict[str, int] | None:
+    """Cached tokens by tier; nothing at all for a cold prompt, as upstream ``get_cached_tokens_details``."""
+    return dict(request.cached) if any(request.cached.values()) else None
+
+
+def generate_body(
+    body: dict[str, Any],
+    request: GenRequest,
+    settings: SimSettings,
+    output: Output,
+    seconds: float,
+) -> dict[str, Any]:
+    """Native ``/generate`` response; `output` is the whole output so far."""
+    ranks = settings.dp_size
+    meta: dict[str, Any] = {
+        "id": request.rid,
+        "finish_reason": output.finish,
+        "prompt_tokens": len(request.prompt),
+        "weight_version": "default",
+        "num_retractions": 0,
     }
+    if request.return_logprob:
+        meta |= _logprobs(request, output.steps or [], texts=bool(body.get("return_text_in_logprobs")))
+    meta |= {
+        "reasoning_tokens": 0,
+        "completion_tokens": request.completion_tokens,
+        "cached_tokens": sum(request.cached.values()),
+        "cached_tokens_details": cached_details(request),
+        "dp_rank": (request.bootstrap_room or 0) % ranks if ranks > 1 else None,
+    }
+    if output.finish is not None:
+        meta["e2e_latency"] = seconds
+    reply = {"output_ids": output.ids, "meta_info": meta}
+    if settings.skip_tokenizer_init:
+        return reply
+    return {"text": tokens.spell(tokens.decode(token for token in output.ids if token != tokens.EOS_ID))} | reply
+
+
+def _logprobs(request: GenRequest, steps: Sequence[Step], *, texts: bool) -> dict[str, Any]:
+    """Upstream ``add_logprob_to_meta_info``: lists of [logprob, token id, text or null]; of the output alone."""
+
+    def entry(logprob: float, token: int) -> list[Any]:
+        return [logprob, token, tokens.spell(tokens.decode_one(token)) if texts else None]
+
+    found: dict[str, Any] = {
+        "input_token_logprobs": [],
+        "output_token_logprobs": [entry(step.logprob, step.token) for step in steps],
+        "output_token_logprobs_length": len(steps),
+    }
+    if request.top_logprobs_num:
+        found["input_top_logprobs"] = []
+        found["output_top_logprobs"] = [
+            [entry(*candidate) for candidate in step.top[: request.top_logprobs_num]] or None for step in steps
+        ]
+    return found
 
 
 def completion_body(

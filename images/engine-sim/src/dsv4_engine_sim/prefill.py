@@ -20,11 +20,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dsv4_engine_sim import generation
 from dsv4_engine_sim.cache import Sequence
 from dsv4_engine_sim.copier import Load
+from dsv4_engine_sim.generation import First
+from dsv4_engine_sim.logprobs import Step
 from dsv4_engine_sim.request import FAKE_BOOTSTRAP_HOST, GenRequest, Output, RequestFailedError
 from dsv4_engine_sim.sender import PrefillTransfer, Room
 from dsv4_engine_sim.wire import TransferError
@@ -41,10 +42,10 @@ async def run(engine: Engine, request: GenRequest, queue: asyncio.Queue[Output |
         async with engine.running(request):
             sequence = await engine.cache.begin(request.prompt)
             try:
-                ids = generation.answer(request, await engine.cache.forward(sequence))
+                first = engine.sample(request, await engine.cache.forward(sequence))
             finally:
                 engine.cache.end(sequence)
-        engine.first_token(ids[0], queue)
+        engine.first_token(first, queue)
         return
     assert sender is not None
     who = f"for request rank=0 req.rid={request.rid!r} req.bootstrap_room={room!r}"
@@ -75,7 +76,7 @@ async def run(engine: Engine, request: GenRequest, queue: asyncio.Queue[Output |
     engine.first_token(first, queue)
 
 
-async def _forward_and_send(engine: Engine, sender: PrefillTransfer, request: GenRequest, entry: Room) -> int:
+async def _forward_and_send(engine: Engine, sender: PrefillTransfer, request: GenRequest, entry: Room) -> First:
     """Returns the first token when decode has acknowledged everything. Raises `TransferError`."""
     cache, metrics = engine.cache, engine.metrics
     async with contextlib.AsyncExitStack() as stack:
@@ -90,8 +91,8 @@ async def _forward_and_send(engine: Engine, sender: PrefillTransfer, request: Ge
             if sending is not None:
                 stack.push_async_callback(_give_up, sending)
             seen = await cache.forward(sequence)
-        first = generation.answer(request, seen)[0]
-        aux = {"room": entry.room, "first_token": first, "length": sequence.length, "cached": sequence.cached}
+        first = engine.sample(request, seen)
+        aux = {"room": entry.room, "length": sequence.length, "cached": sequence.cached} | _metadata(first)
         with engine.queued(metrics.num_prefill_inflight_queue_reqs):
             before = await sending if sending is not None else 0
             sent = await sender.send(entry, sequence.pages, aux, start=early)
@@ -99,6 +100,22 @@ async def _forward_and_send(engine: Engine, sender: PrefillTransfer, request: Ge
         metrics.kv_transfer_total_mb.observe((before + sent.bytes) / 1e6)
         metrics.kv_transfer_speed_gb_s.observe((before + sent.bytes) / 1e9 / max(sent.seconds, 1e-9))
         return first
+
+
+def _metadata(first: First) -> dict[str, Any]:
+    """The first token and its logprobs, as they travel to decode."""
+    step = first.step
+    scores = None if step is None else {"logprob": step.logprob, "top": step.top}
+    return {"first_token": first.token, "logprobs": scores}
+
+
+def first_of(aux: dict[str, Any]) -> First:
+    """The first token that the metadata carries."""
+    token, scores = int(aux["first_token"]), aux.get("logprobs")
+    if not scores:
+        return First(token)
+    top = tuple((float(logprob), int(number)) for logprob, number in scores["top"])
+    return First(token, Step(token, float(scores["logprob"]), top))
 
 
 async def _give_up(task: asyncio.Future[int]) -> None:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dsv4_engine_sim.logprobs import Step
+
+_NUMBERS = count(1)
 
 FAKE_BOOTSTRAP_HOST = "2.2.2.2"
 """Peer that does not exist: no KV moves (upstream FAKE_BOOTSTRAP_HOST); health checks use it."""
@@ -35,6 +41,12 @@ class GenRequest:
     prefill_dp_rank: int | None = None
     internal: bool = False
     """A health probe: not counted in metrics."""
+    numbers: bool = False
+    """The prompt is plain token numbers without words; so is the reply."""
+    return_logprob: bool = False
+    top_logprobs_num: int = 0
+    number: int = field(default_factory=lambda: next(_NUMBERS))
+    """Counts the requests of this process."""
     cached: dict[str, int] = field(default_factory=lambda: {"device": 0, "host": 0})
     completion_tokens: int = 0
 
@@ -45,3 +57,5 @@ class Output:
 
     ids: list[int]
     finish: dict[str, Any] | None = None
+    steps: list[Step] | None = None
+    """Logprobs of the ids, when the request asks for them."""

@@ -15,6 +15,8 @@ from aiohttp import web
 from dsv4_engine_sim import __version__, dsml, openai, tokens
 from dsv4_engine_sim.chat import RequestError
 from dsv4_engine_sim.engine import Engine
+from dsv4_engine_sim.guard import Guard
+from dsv4_engine_sim.logprobs import Step
 from dsv4_engine_sim.request import GenRequest, Output, RequestFailedError
 from dsv4_engine_sim.switches import SwitchError
 
@@ -29,6 +31,7 @@ class SimServer:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.settings = engine.settings
+        self.guard = Guard(engine.settings, engine.metrics.registry) if engine.settings.guard else None
         self.loading_done = False
         self.stopping = False
         self.slow_until = 0.0
@@ -236,7 +239,7 @@ class SimServer:
         try:
             body = await _json_body(request)
             generation = openai.chat_request(body, self.settings)
-            builder = openai.ChatBuilder(body, generation, self.settings)
+            builder = openai.ChatBuilder(body, generation, self.settings, self.guard)
             if generation.stream:
                 return await _stream(request, builder.chunks(self.engine.generate(generation)))
             return web.json_response(await builder.whole(self.engine.generate(generation)))
@@ -253,9 +256,9 @@ class SimServer:
             outputs = self.engine.generate(generation)
             if generation.stream:
                 return await _stream(request, self._completion_chunks(body, generation, outputs))
-            ids, finish = await _collect(outputs)
-            text = _visible(ids)
-            return web.json_response(openai.completion_body(body, generation, self.settings, text, finish))
+            output = await _collect(outputs)
+            text = _visible(output.ids)
+            return web.json_response(openai.completion_body(body, generation, self.settings, text, output.finish))
         except RequestError as error:
             return _error(str(error), 400)
         except RequestFailedError as error:
@@ -269,62 +272,72 @@ class SimServer:
             yield openai.completion_body(body, generation, self.settings, text, output.finish)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        """Native ``/generate``; a list of texts gives a list of results."""
+        """Native ``/generate``; a list of texts, or of lists of ids, gives a list of results."""
         try:
             body = await _json_body(request)
-            if isinstance(body.get("text"), list):
+            if isinstance(body.get("text"), list) or _is_batch(body.get("input_ids")):
                 return await self._batch(body)
-            generation = openai.generate_request(body)
-            outputs, start = self.engine.generate(generation), time.monotonic()
+            generation = openai.generate_request(body, self.settings)
             if generation.stream:
-                return await _stream(request, self._native_chunks(generation, outputs, start))
-            ids, finish = await _collect(outputs)
-            return web.json_response(openai.generate_body(generation, ids, finish, time.monotonic() - start))
+                return await _stream(request, self._native_chunks(body, generation))
+            return web.json_response(await self._native(body, generation))
         except RequestError as error:
             return web.json_response({"error": {"message": str(error)}}, status=400)
         except RequestFailedError as error:
             return _error(str(error), error.status)
 
-    async def _native_chunks(
-        self, generation: GenRequest, outputs: AsyncIterator[Output], start: float
-    ) -> AsyncIterator[dict[str, Any]]:
-        ids: list[int] = []
-        async for output in outputs:
+    async def _native(self, body: dict[str, Any], generation: GenRequest) -> dict[str, Any]:
+        start = time.monotonic()
+        output = await _collect(self.engine.generate(generation))
+        return openai.generate_body(body, generation, self.settings, output, time.monotonic() - start)
+
+    async def _native_chunks(self, body: dict[str, Any], generation: GenRequest) -> AsyncIterator[dict[str, Any]]:
+        """Each chunk holds all output so far, as upstream without ``--incremental-streaming-output``."""
+        start, ids = time.monotonic(), list[int]()
+        steps: list[Step] = []
+        async for output in self.engine.generate(generation):
             ids += output.ids
-            yield openai.generate_body(generation, ids, output.finish, time.monotonic() - start)
+            steps += output.steps or []
+            whole = Output(ids, output.finish, steps)
+            yield openai.generate_body(body, generation, self.settings, whole, time.monotonic() - start)
 
     async def _batch(self, body: dict[str, Any]) -> web.Response:
         if body.get("stream"):
             raise RequestError("the simulator does not stream batches")
+        name = "text" if isinstance(body.get("text"), list) else "input_ids"
 
         def item(key: str, index: int) -> Any:
             value = body.get(key)
             return value[index] if isinstance(value, list) and key != "sampling_params" else value
 
         async def one(index: int) -> dict[str, Any]:
-            keys = ("text", "rid", "bootstrap_host", "bootstrap_port", "bootstrap_room", "sampling_params")
-            part = {key: item(key, index) for key in keys}
+            part = body | {key: item(key, index) for key in body}
             room = body.get("bootstrap_room")
             if isinstance(room, int):
                 part["bootstrap_room"] = room + index
-            generation, start = openai.generate_request(part), time.monotonic()
-            ids, finish = await _collect(self.engine.generate(generation))
-            return openai.generate_body(generation, ids, finish, time.monotonic() - start)
+            return await self._native(part, openai.generate_request(part, self.settings))
 
-        return web.json_response(await asyncio.gather(*map(one, range(len(body["text"])))))
+        return web.json_response(await asyncio.gather(*map(one, range(len(body[name])))))
+
+
+def _is_batch(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], list)
 
 
 def _visible(ids: list[int]) -> str:
     return tokens.spell(tokens.decode(token for token in ids if token != tokens.EOS_ID))
 
 
-async def _collect(outputs: AsyncIterator[Output]) -> tuple[list[int], dict[str, Any] | None]:
+async def _collect(outputs: AsyncIterator[Output]) -> Output:
+    """All output of a request as one."""
     ids: list[int] = []
+    steps: list[Step] = []
     finish = None
     async for output in outputs:
         ids += output.ids
+        steps += output.steps or []
         finish = output.finish or finish
-    return ids, finish
+    return Output(ids, finish, steps)
 
 
 async def _json_body(request: web.Request) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dsv4_engine_sim import guard
+
 DEFAULT_RELEASE = "0.5.23"
 PAGE_SIZE = 256
 """Tokens per page; forced for DeepSeek-V4 whatever ``--page-size`` says."""
@@ -53,6 +55,9 @@ class SimSettings:
     kv_cache_dtype: str
     kv_layout: str
     index_k_dtype: str
+    guard: bool
+    skip_tokenizer_init: bool
+    logprob_noise: float
     transfer_backend: str
     hicache: bool
     prefix_cache: bool
@@ -144,14 +149,38 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise RefusedError("DeepSeek-V4 tool-call and reasoning parsers cannot be mixed with other parsers")
 
 
-def _index_k_dtype(args: argparse.Namespace, env: Mapping[str, str]) -> str:
-    """Index-K format: the gated image's variable, else the FP4 indexer flag, else FP8."""
-    wanted = env.get("DSV4_INDEX_K_DTYPE", "").lower()
+def guard_active(env: Mapping[str, str]) -> bool:
+    """Whether the gated image's plugin is played: it is in the image and SGLang is told to load it."""
+    named = {name.strip() for name in env.get("SGLANG_PLUGINS", "").split(",")}
+    active = _flag(env, "DSV4_SIM_GUARD", False) and guard.PLUGIN in named
+    release = imitated_release(env)
+    if active and release not in guard.TESTED_RELEASES and not _flag(env, "DSV4_GUARD_ALLOW_UNTESTED_RELEASE", False):
+        raise RefusedError(
+            f"dsv4_guard: SGLang {release} is not among the tested releases {', '.join(guard.TESTED_RELEASES)}; "
+            "DSV4_GUARD_ALLOW_UNTESTED_RELEASE=1 loads the plugin all the same"
+        )
+    return active
+
+
+def _index_k_dtype(args: argparse.Namespace, env: Mapping[str, str], *, guarded: bool) -> str:
+    """Index-K format: the simulator's own variable, the plugin's, else the FP4 indexer flag, else FP8.
+
+    Stock SGLang does not know ``DSV4_INDEX_K_DTYPE``, so without the plugin it means nothing.
+    """
+    name = "DSV4_INDEX_K_DTYPE" if guarded else ""
+    name = "DSV4_SIM_INDEX_K_DTYPE" if env.get("DSV4_SIM_INDEX_K_DTYPE") else name
+    wanted = env.get(name, "").lower()
     fp4 = bool(getattr(args, "enable_deepseek_v4_fp4_indexer", False))
     if wanted not in ("", "fp8", "bf16", "fp4"):
-        raise RefusedError(f"DSV4_INDEX_K_DTYPE={wanted!r}: expected fp8, bf16 or fp4")
+        raise RefusedError(f"{name}={wanted!r}: expected fp8, bf16 or fp4")
     if fp4 and wanted not in ("", "fp4"):
-        raise RefusedError(f"--enable-deepseek-v4-fp4-indexer contradicts DSV4_INDEX_K_DTYPE={wanted}")
+        raise RefusedError(f"--enable-deepseek-v4-fp4-indexer contradicts {name}={wanted}")
+    if guarded and fp4 != (wanted == "fp4"):  # the plugin looks at the pool that upstream built
+        pool = "fp4" if fp4 else "fp8"
+        raise RefusedError(
+            f"dsv4_guard: the pool holds index-K as {pool}, DSV4_INDEX_K_DTYPE says {wanted or 'fp8'}; set both alike "
+            "(fp4 needs --enable-deepseek-v4-fp4-indexer)"
+        )
     return wanted or ("fp4" if fp4 else "fp8")
 
 
@@ -177,10 +206,12 @@ def output_era(env: Mapping[str, str]) -> str:
 def resolve(args: argparse.Namespace, env: Mapping[str, str] = os.environ) -> SimSettings:
     """Check the arguments and fill in what SGLang would decide. Raises `RefusedError`."""
     check_arguments(args)
-    attention_dp = int(getattr(args, "attn_dp_size", None) or 1)
+    # Upstream ``handle_deprecated_dp_attention``: the old pair of flags becomes the new one; dp_size counts replicas.
+    attention_dp, replicas = int(getattr(args, "attn_dp_size", None) or 1), int(args.dp_size)
     if getattr(args, "enable_dp_attention", False) and attention_dp == 1:
-        attention_dp = int(args.dp_size)
-    index_k = _index_k_dtype(args, env)
+        attention_dp, replicas = replicas, 1
+    guarded = guard_active(env)
+    index_k = _index_k_dtype(args, env, guarded=guarded)
     mode = args.disaggregation_mode
     # Upstream names an unnamed model after its path; the simulator says what it is instead.
     name = args.served_model_name or f"SIMULATOR/{args.model_path}"
@@ -196,7 +227,8 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str] = os.environ) -> Si
     host_pages = min(int(pool_pages * float(args.hicache_ratio or 2.0)), HOST_PAGES_LIMIT)
     deferred = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE"
     layout = "v4,c4:v4,c128:v4"
-    if _flag(env, "DSV4_SIM_INDEX_K_IN_LAYOUT", False):  # what the gated image adds to the handshake
+    # What the gated image adds to the handshake; fp8 adds nothing, so it pairs with a stock engine.
+    if _flag(env, "DSV4_SIM_INDEX_K_IN_LAYOUT", guarded and index_k != "fp8"):
         layout += f",index_k:{index_k}"
     info = {key: value for key, value in vars(args).items() if isinstance(value, (str, int, float, bool, type(None)))}
     info |= {
@@ -208,6 +240,9 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str] = os.environ) -> Si
         "disable_radix_cache": bool(args.disable_radix_cache or mode == "decode"),
         "hicache_ratio": args.hicache_ratio or (2.0 if mode != "decode" else None),
         "api_key": None,
+        "dp_size": replicas,
+        "attn_dp_size": attention_dp,
+        "enable_dp_attention": attention_dp > 1,
     }
     return SimSettings(
         release=imitated_release(env),
@@ -231,6 +266,9 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str] = os.environ) -> Si
         kv_cache_dtype=kv_dtype,
         kv_layout=layout,
         index_k_dtype=index_k,
+        guard=guarded,
+        skip_tokenizer_init=bool(args.skip_tokenizer_init),
+        logprob_noise=_number(env, "DSV4_SIM_LOGPROB_NOISE", 0.0),
         transfer_backend=args.disaggregation_transfer_backend,
         hicache=hicache,
         prefix_cache=prefix_cache,

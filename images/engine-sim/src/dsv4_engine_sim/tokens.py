@@ -100,3 +100,8 @@ def is_token_list(value: object) -> bool:
         and len(value) > 0
         and all(isinstance(item, int) and 0 <= item < 2**56 for item in value)
     )
+
+
+def are_numbers(ids: Sequence[int]) -> bool:
+    """Whether a prompt is plain token numbers, as in ``input_ids`` of 1000 to 30000: no word of this vocabulary."""
+    return all(len(SPELLINGS) <= token < 1 << 32 for token in ids)

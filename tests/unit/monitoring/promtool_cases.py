@@ -1,0 +1,191 @@
+"""Situations for promtool: what a pair exposes over time, and exactly which alerts fire when.
+
+Values are in promtool's notation, one sample each 30 s: ``1x9`` is ten ones, ``0+2x9`` counts up by two, ``_x9`` is
+nine missing samples, ``stale`` ends a series. Each situation starts from a healthy pair and says what differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+MINUTE: Final = 2
+"""Samples a minute."""
+HOUR: Final = 60 * MINUTE
+DAY: Final = 24 * HOUR
+COLD_START: Final = 45 * MINUTE
+
+Series = dict[str, str | None]
+"""Selector of a series to its values; None takes the series away."""
+
+
+def labels(role: str, **more: str) -> str:
+    """Labels of one engine pod's series."""
+    own = {"namespace": "llm", "deployment": "demo", "fingerprint": "f1", "role": role, "pod": f"demo-{role}-0"} | more
+    return ",".join(f'{name}="{value}"' for name, value in own.items())
+
+
+def canary(name: str, role: str, **more: str) -> str:
+    """A series of the sidecar."""
+    return f"{name}{{{labels(role, container='canary', **more)}}}"
+
+
+def engine(name: str, role: str, **more: str) -> str:
+    """A series of the engine."""
+    return f"{name}{{{labels(role, container='engine', engine_type=role, model_name='m', **more)}}}"
+
+
+def operator(name: str, **more: str) -> str:
+    """A series of the operator about the pair."""
+    own = {"namespace": "llm", "name": "demo"} | more
+    pairs = ",".join(f'{key}="{value}"' for key, value in own.items())
+    return f"{name}{{{pairs}}}"
+
+
+def healthy(samples: int, prefix: str = "sglang:") -> Series:
+    """One prefill and one decode that serve, with HiCache in use."""
+    n = samples
+    found: Series = {
+        operator("dsv4_operator_condition", type="CanaryPassing", status="True"): f"1x{n}",
+        operator("dsv4_operator_router_drift"): f"0x{n}",
+    }
+    for role in ("prefill", "decode"):
+        found |= {
+            canary("up", role): f"1x{n}",
+            canary("dsv4_canary_ready", role): f"1x{n}",
+            canary("dsv4_canary_engine_healthy", role): f"1x{n}",
+            canary("dsv4_canary_corruption_verdict", role): f"0x{n}",
+            canary("dsv4_canary_peer_result", role, peer="10.0.0.9"): f"1x{n}",
+            canary("dsv4_canary_last_success_timestamp_seconds", role): f"1+30x{n}",
+            canary("dsv4_canary_guard_required", role): f"1x{n}",
+            canary("dsv4_canary_guard_present", role): f"1x{n}",
+            canary("dsv4_engine_wedged", role): f"0x{n}",
+            canary("dsv4_engine_wedge_info", role, kind="generation"): f"0x{n}",
+            canary("dsv4_canary_tokens_total", role, kind="completion"): f"0+60x{n}",
+            engine(f"{prefix}num_running_reqs", role, tp_rank="0"): f"4x{n}",
+            engine(f"{prefix}num_requests_total", role): f"0+20x{n}",
+            engine(f"{prefix}generation_tokens_total", role): f"0+12000x{n}",
+            engine(f"{prefix}kv_transfer_speed_gb_s_sum", role): f"0+400x{n}",
+            engine(f"{prefix}kv_transfer_speed_gb_s_count", role): f"0+20x{n}",
+            engine(f"{prefix}kv_transfer_total_mb_sum", role): f"0+2000x{n}",
+            engine(f"{prefix}kv_transfer_total_mb_count", role): f"0+20x{n}",
+        }
+        found |= {
+            canary("dsv4_canary_probes_total", role, probe="echo", outcome=outcome, cache="cold"): values
+            for outcome, values in (("pass", f"0+1x{n}"), ("fail", f"0x{n}"), ("busy", f"0x{n}"))
+        }
+        for cache in ("cold", "device", "host"):
+            found[canary("dsv4_canary_window_failures", role, cache=cache)] = f"0x{n}"
+            found[canary("dsv4_canary_corruption_ratio", role, cache=cache)] = f"0x{n}"
+        for what in ("probe", "host", "metrics", "length"):
+            found[canary("dsv4_canary_blind", role, what=what)] = f"0x{n}"
+    found[engine(f"{prefix}realtime_tokens_total", "decode", mode="decode", tp_rank="0")] = f"0+12000x{n}"
+    found[engine(f"{prefix}spec_accept_length", "decode", tp_rank="0")] = f"2.5x{n}"
+    found[engine(f"{prefix}load_back_tokens_total", "prefill", pool="kv")] = f"0+500x{n}"
+    for cache in ("cold", "device", "host"):
+        found[engine("dsv4_guard_tool_calls_total", "decode", outcome="valid", cache=cache)] = f"0+10x{n}"
+        for outcome in ("leaked", "loop", "invalid_json", "schema", "unknown_tool"):
+            found[engine("dsv4_guard_tool_calls_total", "decode", outcome=outcome, cache=cache)] = f"0x{n}"
+    return found
+
+
+@dataclass(frozen=True)
+class Case:
+    """A situation: series, and the names of all alerts that fire at certain minutes (none: an empty set)."""
+
+    name: str
+    series: Series
+    firing: dict[int, set[str]]
+    labels: dict[str, str] = field(default_factory=dict)
+    """Labels that some firing alert must carry at the last minute."""
+    never: dict[str, str] = field(default_factory=dict)
+    """Labels that no firing alert may carry together at the last minute."""
+    groups: tuple[str, ...] = ()
+    """Groups of rules to evaluate, for the sake of speed over long histories; all when empty."""
+
+    def document(self, rules: str) -> dict[str, Any]:
+        """The test file for promtool."""
+        return {
+            "rule_files": [rules],
+            "evaluation_interval": "30s",
+            "tests": [
+                {
+                    "interval": "30s",
+                    "input_series": [
+                        {"series": series, "values": values}
+                        for series, values in self.series.items()
+                        if values is not None
+                    ],
+                    "promql_expr_test": [*self._checks()],
+                }
+            ],
+        }
+
+    def _checks(self) -> list[dict[str, Any]]:
+        checks = [
+            {
+                "expr": 'count by (alertname) (ALERTS{alertstate="firing"}) > bool 0',
+                "eval_time": f"{minute}m",
+                "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(names)],
+            }
+            for minute, names in self.firing.items()
+        ]
+        for wanted, samples in ((self.labels, [{"labels": "{}", "value": 1}]), (self.never, [])):
+            if wanted:
+                chosen = ",".join(f'{name}="{value}"' for name, value in wanted.items())
+                checks.append(
+                    {
+                        "expr": f'count(ALERTS{{alertstate="firing",{chosen}}}) > bool 0',
+                        "eval_time": f"{max(self.firing)}m",
+                        "exp_samples": samples,
+                    }
+                )
+        return checks
+
+
+def differing(samples: int, *changes: Series, prefix: str = "sglang:") -> Series:
+    """A healthy pair but for some series."""
+    series = healthy(samples, prefix)
+    for change in changes:
+        series |= change
+    return series
+
+
+def loading(role: str, samples: int, then: int = 0) -> Series:
+    """A pod whose engine loads for `samples`, in a fresh pod, and is healthy for `then` more."""
+    found: Series = {}
+    for selector, values in healthy(samples + then).items():
+        if values is None or f'role="{role}"' not in selector:
+            continue
+        if 'container="engine"' in selector:
+            found[selector] = f"_x{samples} {values.replace(f'x{samples + then}', f'x{then}')}" if then else None
+    late = f" 1x{then}" if then else ""
+    found |= {
+        canary("dsv4_canary_ready", role): f"0x{samples}{late}",
+        canary("dsv4_canary_engine_healthy", role): f"0x{samples}{late}",
+        canary("dsv4_canary_peer_result", role, peer="10.0.0.9"): f"-1x{samples}{late}",
+        canary("dsv4_canary_last_success_timestamp_seconds", role): f"0x{samples}"
+        + (f" {samples * 30}+30x{then}" if then else ""),
+        canary("dsv4_canary_guard_present", role): f"0x{samples}{late}",
+        canary("dsv4_canary_blind", role, what="metrics"): f"1x{samples}{' 0x' + str(then) if then else ''}",
+        canary("dsv4_canary_probes_total", role, probe="echo", outcome="pass", cache="cold"): f"0x{samples}"
+        + (f" 1+1x{then}" if then else ""),
+    }
+    return found
+
+
+def condition(status: str, samples: int, was: int = 0) -> Series:
+    """CanaryPassing has `status` for `samples`, after True for `was`."""
+    before, now = (
+        operator("dsv4_operator_condition", type="CanaryPassing", status="True"),
+        operator("dsv4_operator_condition", type="CanaryPassing", status=status),
+    )
+    return {before: f"1x{was} stale" if was else None, now: f"_x{was + 1} 1x{samples}" if was else f"1x{samples}"}
+
+
+def live(damaged: dict[str, str], role: str = "decode") -> Series:
+    """Live tool calls: `tier/outcome` to values."""
+    return {
+        engine("dsv4_guard_tool_calls_total", role, outcome=key.partition("/")[2], cache=key.partition("/")[0]): values
+        for key, values in damaged.items()
+    }
