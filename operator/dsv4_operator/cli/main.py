@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from dsv4_operator.cli.errors import EXIT_UNREADABLE, UnreadableError
+from dsv4_operator.cli.reproduce import COMMANDS as REPRODUCE
+from dsv4_operator.cli.reproduce import register as register_reproduce
 
 IMAGES: Final = ("engine", "canary", "router")
 _MODULES: Final = {
@@ -19,6 +21,7 @@ _MODULES: Final = {
     "plan": "plan",
     "explain": "explain",
     "import": "importer.command",
+    **REPRODUCE,
 }
 _EPILOG: Final = (
     "Exit codes: 0 fine, 1 refused, 2 unreadable input or wrong usage. -o json is documented in docs/dsv4ctl.md."
@@ -81,6 +84,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     _output(explain, ("text", "json"), "for people, or for programs [default text]")
 
     _import(_command(commands, "import", "Make a DSV4Deployment of the launch commands that you already run."))
+    register_reproduce(commands)
     return parser
 
 
