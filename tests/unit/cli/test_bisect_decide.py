@@ -146,9 +146,7 @@ def test_one_hidden_fault_of_any_combination_is_named(
     hours=st.floats(0.1, 30),
     seed=st.integers(0, 1000),
 )
-def test_whatever_arms_show_the_bounds_hold(
-    corrupted: int, silent: int, batches: int, hours: float, seed: int
-) -> None:
+def test_whatever_arms_show_the_bounds_hold(corrupted: int, silent: int, batches: int, hours: float, seed: int) -> None:
     rng = random.Random(seed)
     plan = full_plan(batches=batches, max_gpu_hours=hours)
 

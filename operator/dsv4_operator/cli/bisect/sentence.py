@@ -119,7 +119,8 @@ def sentence(plan: Plan, found: Conclusion) -> str:
 def _named(plan: Plan, found: Conclusion, fault: str, rate: str) -> str:
     cured = found.with_verdict(plan, ArmVerdict.CURED)
     all_needed = listed([needs(item, plan.given.setting) for item in cured])
-    parts = [f"{culprit(plan, found)[:1].upper()}{culprit(plan, found)[1:]}: {fault.lower()} in {rate} sessions"]
+    name = culprit(plan, found)
+    parts = [f"{name[:1].upper()}{name[1:]}: the fault ({fault[:1].lower()}{fault[1:]} in {rate} sessions)"]
     if len(cured) == 1:
         parts[0] += f" needs {all_needed}; {_SAFE[cured[0]]} alone cures it."
     else:
@@ -155,7 +156,7 @@ def _partly(plan: Plan, found: Conclusion) -> str:
 def _fault(measure: Measure | None) -> str:
     return {
         Measure.CORRUPTION: "Corruption",
-        Measure.WRONG: "Wrong replies, with and without load,",
+        Measure.WRONG: "Wrong replies with and without load",
         Measure.SILENCE: "Requests without a reply",
         None: "A fault",
     }[measure]
