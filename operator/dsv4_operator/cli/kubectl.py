@@ -89,6 +89,10 @@ class Kubectl:
         found: list[dict[str, Any]] = json.loads(self._run("get", kind, "-l", selector, "-o", "json"))["items"]
         return found
 
+    def raw(self, path: str) -> str:
+        """The text at a path of the API server, such as a pod's proxy. Raises ClusterError."""
+        return self._run("get", "--raw", path)
+
     def create(self, obj: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object; never changes one that is somebody else's. Raises AlreadyThereError, ClusterError.
 

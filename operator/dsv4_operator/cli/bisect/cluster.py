@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from dsv4_operator.api.constants import KIND, LABEL_DEPLOYMENT
+from dsv4_operator.api.constants import ENGINE_PORT, KIND, LABEL_DEPLOYMENT, LABEL_ROLE, Role
 from dsv4_operator.cli import soak_job
 from dsv4_operator.cli.bisect import objects
 from dsv4_operator.cli.bisect.factors import Setting
@@ -176,6 +176,7 @@ class ClusterRunner:
             except AlreadyThereError:
                 raise ArmError(f"{name}: exists and is none of ours; delete or rename it") from None
             self._wait_ready(name)
+            self._check_guard(obj["spec"], f"{LABEL_DEPLOYMENT}={name},{LABEL_ROLE}!={Role.ROUTER}")
             yield self._url(name)
         finally:
             self._remove_pair(name)
@@ -194,7 +195,27 @@ class ClusterRunner:
         version = found["metadata"]["resourceVersion"]
         self._kubectl.replace_spec(_RESOURCE, name, obj["spec"], resource_version=version)
         self._wait_ready(name)
+        self._check_guard(obj["spec"], f"{LABEL_DEPLOYMENT}={name},{LABEL_ROLE}!={Role.ROUTER}")
         return self._url(name)
+
+    def _check_guard(self, spec: Mapping[str, Any], selector: str) -> None:
+        """That engines which need the gated image's plugin have it: without it BF16 is silently FP8, and the arm clean.
+
+        Raises ArmError.
+        """
+        if not objects.needs_guard(spec):
+            return
+        index_k = str((spec.get("indexK") or {}).get("dtype") or "FP8")
+        for pod in self._kubectl.listed("pods", selector):
+            name, role = pod["metadata"]["name"], (pod["metadata"].get("labels") or {}).get(LABEL_ROLE)
+            port = ENGINE_PORT[Role(role) if role else Role.PREFILL]
+            namespace = self._kubectl.namespace()
+            metrics = self._kubectl.raw(f"/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/metrics")
+            if not objects.shows_guard(metrics, index_k):
+                raise ArmError(
+                    f"pod {name}: its engine shows no marker of the guard with index-K {index_k}, so it does not run "
+                    "what the spec says; use the gated image"
+                )
 
     @contextmanager
     def _alone(self, arm: Arm) -> Iterator[str]:
@@ -215,7 +236,8 @@ class ClusterRunner:
         try:
             for item in made:
                 self._kubectl.create(item)
-            self._wait("a ready server", lambda: self._available(name))
+            self._wait("a ready server", lambda: self._available(name, run))
+            self._check_guard(obj["spec"], f"{LABEL_RUN}={run}")
             yield self._url(name)
         finally:
             self._say(f"{name}: removing")
@@ -228,11 +250,11 @@ class ClusterRunner:
     def _url(self, name: str) -> str:
         return f"http://{name}.{self._kubectl.namespace()}.svc"
 
-    def _available(self, name: str) -> str | None:
+    def _available(self, name: str, run: str) -> str | None:
         status = (self._kubectl.get("deployment", name) or {}).get("status") or {}
         if status.get("availableReplicas"):
             return None
-        pods = self._kubectl.listed("pods", f"{objects.LABEL_BISECT}={self._name}")
+        pods = self._kubectl.listed("pods", f"{LABEL_RUN}={run}")
         return soak_job.held_back(pods, None) or "its pod is starting"
 
     def _wait_ready(self, name: str) -> None:

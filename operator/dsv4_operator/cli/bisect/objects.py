@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -28,12 +29,17 @@ from dsv4_operator.desired.context import DesiredContext
 from dsv4_operator.desired.engine_workload import build_engine_workload
 from dsv4_operator.engine.command import disables_overlap
 from dsv4_operator.engine.releases import Release
+from dsv4_operator.policy import RULES_BY_ID
 
 LABEL_BISECT: Final = f"{GROUP}/bisect"
 """On every object of an arm: the name of the given object."""
 LABEL_TESTING: Final = f"{GROUP}/testing"
 """What a person puts on an object ("true") that bisect may edit."""
 DRAIN_SECONDS: Final = 5
+GUARD_RULE: Final = "guard-unchecked"
+_GUARD_REASON: Final = "an arm of dsv4ctl bisect, which reads the guard's marker itself and runs no canary"
+_MARKER: Final = re.compile(r"dsv4_guard_info\{([^}]*)\} 1(\.0+)?\s*$")
+_PROCESS: Final = re.compile(r'process="(\w+)"')
 _PAIR_FLAGS: Final = (
     "--disaggregation-mode",
     "--disaggregation-transfer-backend",
@@ -93,7 +99,26 @@ def arm_spec(raw: Mapping[str, Any], given: Setting, setting: Setting) -> dict[s
     part("router")["enabled"] = True
     if part("hiCache").get("enabled"):
         part("hiCache")["onCorruption"] = "Alert"
+    if GUARD_RULE in RULES_BY_ID and needs_guard(spec):
+        allowed = [item for item in part("policy").get("allow") or [] if item["rule"] != GUARD_RULE]
+        spec["policy"]["allow"] = [*allowed, {"rule": GUARD_RULE, "reason": _GUARD_REASON}]
     return spec
+
+
+def needs_guard(spec: Mapping[str, Any]) -> bool:
+    """Whether the spec works as written with the gated image's plugin alone."""
+    bf16 = (spec.get("indexK") or {}).get("dtype") == "BF16"
+    return bf16 or bool((spec.get("network") or {}).get("checksum"))
+
+
+def shows_guard(metrics: str, index_k: str) -> bool:
+    """Whether an engine's metrics carry the plugin's marker with that format of index-K, in both processes."""
+    shown = set()
+    for line in metrics.splitlines():
+        found = _MARKER.match(line)
+        if found and f'index_k="{index_k.lower()}"' in found[1]:
+            shown |= set(_PROCESS.findall(found[1]))
+    return {"api", "scheduler"} <= shown
 
 
 def pair_object(name: str, given: str, run: str, spec: Mapping[str, Any]) -> dict[str, Any]:
