@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -56,7 +55,10 @@ def serving(arm: Engines) -> Iterator[Serving]:
         folder = Path(name)
         registry = str(free_port())
         roles = ("prefill", "decode") if arm.pair else ("null",)
-        urls = [stack.enter_context(_engine(arm, role, registry, folder)) for role in roles]
+        started = [stack.enter_context(_engine(arm, role, registry, folder)) for role in roles]
+        urls = [process.url for process in started]
+        for process in started:
+            process.wait("/ready")
         for url in urls:
             put(url, arm.switches)
         front = urls[0] if not arm.pair else stack.enter_context(_router(urls, registry, folder))
@@ -64,7 +66,7 @@ def serving(arm: Engines) -> Iterator[Serving]:
 
 
 @contextmanager
-def _engine(arm: Engines, role: str, registry: str, folder: Path) -> Iterator[str]:
+def _engine(arm: Engines, role: str, registry: str, folder: Path) -> Iterator[_Process]:
     port = free_port()
     command = ["-m", "sglang.launch_server", "--model-path", "/models/none", "--served-model-name", MODEL]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -88,9 +90,8 @@ def _engine(arm: Engines, role: str, registry: str, folder: Path) -> Iterator[st
         **arm.env,
         **(arm.decode_env if role == "decode" else {}),
     }
-    url = f"http://127.0.0.1:{port}"
-    with _process(command, env, folder / f"{role}.log", url + "/ready"):
-        yield url
+    with _started(command, env, folder / f"{role}.log", port) as process:
+        yield process
 
 
 @contextmanager
@@ -108,39 +109,45 @@ def _router(urls: list[str], registry: str, folder: Path) -> Iterator[str]:
     command += ["--disable-circuit-breaker", "--prefill-policy", "cache_aware", "--decode-policy", "random"]
     command += ["--health-check-endpoint", "/ready", "--prometheus-host", "127.0.0.1"]
     command += ["--prometheus-port", str(free_port())]
-    url = f"http://127.0.0.1:{port}"
-    with _process(command, {}, folder / "router.log", url + "/readiness"):
-        yield url
+    with _started(command, {}, folder / "router.log", port) as process:
+        process.wait("/readiness")
+        yield process.url
+
+
+@dataclass(frozen=True)
+class _Process:
+    url: str
+    child: subprocess.Popen[bytes]
+    log: Path
+
+    def wait(self, path: str) -> None:
+        """Wait until a GET of the path answers 200. Raises RuntimeError."""
+        end = time.monotonic() + DEADLINE
+        while time.monotonic() < end:
+            if self.child.poll() is not None:
+                raise RuntimeError(f"{self.url}: exit status {self.child.returncode}: {self.log.read_text()[-2000:]}")
+            try:
+                with urllib.request.urlopen(self.url + path, timeout=10) as response:
+                    if response.status == 200:
+                        return
+            except OSError:
+                pass
+            time.sleep(0.05)
+        raise RuntimeError(f"{self.url}: no answer in {DEADLINE:.0f} s: {self.log.read_text()[-2000:]}")
 
 
 @contextmanager
-def _process(command: list[str], env: Mapping[str, str], log: Path, ready: str) -> Iterator[None]:
+def _started(command: list[str], env: Mapping[str, str], log: Path, port: int) -> Iterator[_Process]:
     with log.open("wb") as out:
-        process = subprocess.Popen(
+        child = subprocess.Popen(
             [sys.executable, *command], env=os.environ | env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             start_new_session=True,
         )  # fmt: skip
     try:
-        _await(ready, process, log)
-        yield
+        yield _Process(f"http://127.0.0.1:{port}", child, log)
     finally:
-        process.kill()
-        process.wait()
-
-
-def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + DEADLINE
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            raise RuntimeError(f"{url}: exit status {process.returncode}: {log.read_text()[-2000:]}")
-        try:
-            with urllib.request.urlopen(url, timeout=10) as response:
-                if response.status == 200:
-                    return
-        except OSError:
-            pass
-        time.sleep(0.05)
-    raise RuntimeError(f"{url}: no answer in {DEADLINE:.0f} s: {log.read_text()[-2000:]}")
+        child.kill()
+        child.wait()
 
 
 def put(url: str, switches: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import arms
 
 from dsv4_operator.cli.bisect.execute import Bisection
-from dsv4_operator.cli.bisect.factors import Setting
+from dsv4_operator.cli.bisect.factors import Factor, Setting
 from dsv4_operator.cli.bisect.plan import Arm, Limits, make_plan
 from dsv4_operator.cli.bisect.runner import ArmError, Load
 from dsv4_operator.cli.soak_job import arguments
@@ -129,11 +129,19 @@ class _Running:
         return report
 
 
-def trial(fault: Fault, folder: Path, seed: int, *, verbose: bool = False) -> dict[str, Any]:
+def trial(
+    fault: Fault,
+    folder: Path,
+    seed: int,
+    *,
+    factors: Sequence[Factor] = tuple(Factor),
+    recheck: bool = True,
+    verbose: bool = False,
+) -> dict[str, Any]:
     """One bisection of a hidden fault; returns its report."""
     load = {**LOAD, **fault.load}
-    limits = Limits(sessions=load["sessions"], batches=3)
-    plan = make_plan(fault.given, limits, safe_image=SAFE)
+    limits = Limits(sessions=load["sessions"], batches=3, recheck=recheck)
+    plan = make_plan(fault.given, limits, safe_image=SAFE, factors=factors)
     say = (lambda line: print(f"    {line}", file=sys.stderr)) if verbose else (lambda _line: None)
     return Bisection(plan, ProcessRunner(fault, folder), folder, load=load, seed=seed, say=say).run()
 
