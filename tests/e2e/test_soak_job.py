@@ -6,6 +6,10 @@ Nodes are simulated: their pods end at once. The test plays the pod, with the ac
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +17,16 @@ from pathlib import Path
 import pytest
 
 from dsv4_canary.soak.publish import Account, PublishError, content, publish
-from dsv4_operator.cli import soak_job
 from dsv4_operator.cli.kubectl import AlreadyThereError, ClusterError, Kubectl
 from dsv4_operator.cli.soak_cluster import JobResult, run_job
-from dsv4_operator.cli.soak_job import SoakJob
+from dsv4_operator.desired import soak_job
+from dsv4_operator.desired.soak_job import SoakJob
 from localcluster import LocalCluster, tools
 from localcluster.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 
+ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("job", "configmap", "role", "rolebinding", "serviceaccount", "pod")
 
 
@@ -132,8 +137,27 @@ def test_a_job_that_cannot_start_is_said_and_removed(
         wait_for(f"no {kind} to be left", lambda kind=kind: not kubectl.listed(kind, f"{soak_job.LABEL_TAG}=first"), 60)
 
 
+def test_an_interrupt_removes_the_job(
+    control_plane: LocalCluster, namespace: str, kubectl: Kubectl, no_pods: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "dsv4_operator.cli.main", "soak", "--in-cluster", "--image", "localhost/c:1"]
+    command += ["--endpoint", "http://pair.default.svc", "--tag", "first", "--out", str(tmp_path / "o")]
+    command += ["-n", namespace, "--kubeconfig", str(control_plane.kubeconfig)]
+    env = os.environ | {"PYTHONPATH": str(ROOT / "operator"), "KUBECTL": str(tools.kubectl())}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_for("the Job", lambda: kubectl.listed("job", f"{soak_job.LABEL_TAG}=first"), 60)
+        wait_for("the command to say so", lambda: process.stderr and "Ctrl-C stops it" in process.stderr.readline(), 60)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert "stopping the Job" in said
+    for kind in KINDS:
+        wait_for(f"no {kind} to be left", lambda kind=kind: not kubectl.listed(kind, f"{soak_job.LABEL_TAG}=first"), 60)
+
+
 def test_the_manifests_are_accepted(control_plane: LocalCluster, namespace: str) -> None:
-    folder = Path(__file__).resolve().parents[2] / "manifests" / "soak"
+    folder = ROOT / "manifests" / "soak"
     control_plane.kubectl("apply", "--server-side", "-n", namespace, "-k", str(folder))
     wait_for(
         "the Job to end",

@@ -31,7 +31,7 @@ from dsv4_operator.cli.bisect.execute import Bisection
 from dsv4_operator.cli.bisect.factors import Factor, Setting
 from dsv4_operator.cli.bisect.plan import Arm, Limits, make_plan
 from dsv4_operator.cli.bisect.runner import ArmError, Load
-from dsv4_operator.cli.soak_job import arguments
+from dsv4_operator.desired.soak_job import arguments
 
 OPERATOR = Path(__file__).resolve().parents[3] / "operator"
 BATCH_SECONDS = 300.0

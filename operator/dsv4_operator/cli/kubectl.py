@@ -13,11 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
-from dsv4_operator.api.constants import GROUP
 from dsv4_operator.cli.errors import UnreadableError
+from dsv4_operator.desired.soak_job import LABEL_RUN
 
-LABEL_RUN: Final = f"{GROUP}/run"
-"""On every object that a command makes: which run of a command made it."""
 _TIMEOUT: Final = 60.0
 """Seconds for one request; kubectl itself would wait for ever for an API server that hangs."""
 _TRIES: Final = 5
@@ -41,13 +39,6 @@ class ClusterError(Exception):
 
 class AlreadyThereError(ClusterError):
     """An object of that name exists."""
-
-
-def add_connection(group: Any) -> None:
-    """Options that say which cluster and namespace."""
-    group.add_argument("-n", "--namespace", metavar="NS", help="namespace [default that of the context]")
-    group.add_argument("--kubeconfig", metavar="FILE", help="as kubectl takes it [default $KUBECONFIG]")
-    group.add_argument("--context", metavar="NAME", help="as kubectl takes it")
 
 
 def connect(args: argparse.Namespace) -> Kubectl:

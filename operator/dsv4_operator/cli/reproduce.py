@@ -7,7 +7,6 @@ import os
 from typing import Any, Final
 
 from dsv4_canary.soak.options import EXITS, add_run
-from dsv4_operator.cli.kubectl import add_connection
 
 COMMANDS: Final = {"soak": "soak", "compare": "compare", "bisect": "bisect.command"}
 """Command to module."""
@@ -59,7 +58,7 @@ def _soak(parser: argparse.ArgumentParser) -> None:
     inside.add_argument("--api-key-secret", metavar="NAME/KEY", help="Secret that holds the endpoint's API key")
     inside.add_argument("--volume-claim", metavar="PVC", help="keep the files on this PersistentVolumeClaim as well")
     inside.add_argument("--keep", action="store_true", help="leave Job and results in the cluster")
-    add_connection(inside)
+    _connection(inside)
 
 
 def _bisect(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +104,7 @@ def _bisect(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--quiet", action="store_true", help="no progress")
     _output(out)
     cluster = parser.add_argument_group("cluster and images")
-    add_connection(cluster)
+    _connection(cluster)
     for name in ("engine", "canary", "router"):
         variable = f"DSV4CTL_{name.upper()}_IMAGE"
         cluster.add_argument(
@@ -114,3 +113,10 @@ def _bisect(parser: argparse.ArgumentParser) -> None:
             default=os.environ.get(variable),
             help=f"for objects without spec.{name}.image (${variable})",
         )
+
+
+def _connection(group: Any) -> None:
+    """Options that say which cluster and namespace."""
+    group.add_argument("-n", "--namespace", metavar="NS", help="namespace [default that of the context]")
+    group.add_argument("--kubeconfig", metavar="FILE", help="as kubectl takes it [default $KUBECONFIG]")
+    group.add_argument("--context", metavar="NAME", help="as kubectl takes it")

@@ -21,10 +21,10 @@ from dsv4_canary.soak.markdown import summary_rows
 from dsv4_canary.soak.page import page
 from dsv4_canary.soak.settings import SettingsError, parse_endpoint
 from dsv4_canary.soak.verdict import EXIT_INTERRUPTED, EXIT_UNUSABLE
-from dsv4_operator.cli import soak_job
 from dsv4_operator.cli.errors import UnreadableError
-from dsv4_operator.cli.kubectl import LABEL_RUN, ClusterError, Kubectl, connect
-from dsv4_operator.cli.soak_job import SoakJob
+from dsv4_operator.cli.kubectl import ClusterError, Kubectl, connect
+from dsv4_operator.desired import soak_job
+from dsv4_operator.desired.soak_job import LABEL_RUN, SoakJob
 
 START_SECONDS: Final = 300.0
 """Longest time until the pod runs: scheduling and the pull of a small image."""

@@ -11,17 +11,17 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from dsv4_operator.api.constants import ENGINE_PORT, KIND, LABEL_DEPLOYMENT, LABEL_ROLE, Role
-from dsv4_operator.cli import soak_job
 from dsv4_operator.cli.bisect import objects
 from dsv4_operator.cli.bisect.factors import Setting
 from dsv4_operator.cli.bisect.plan import Arm
 from dsv4_operator.cli.bisect.runner import ArmError, Load
 from dsv4_operator.cli.errors import UnreadableError
 from dsv4_operator.cli.judge import Judgement, finding_line, judge_object
-from dsv4_operator.cli.kubectl import LABEL_RUN, AlreadyThereError, ClusterError, Kubectl
+from dsv4_operator.cli.kubectl import AlreadyThereError, ClusterError, Kubectl
 from dsv4_operator.cli.render import context
 from dsv4_operator.cli.soak_cluster import run_job
-from dsv4_operator.cli.soak_job import SoakJob
+from dsv4_operator.desired import soak_job
+from dsv4_operator.desired.soak_job import LABEL_RUN, SoakJob
 from dsv4_operator.engine.images import ImageDefaults
 from dsv4_operator.policy import refusals
 

@@ -24,9 +24,9 @@ from dsv4_operator.api.constants import (
 )
 from dsv4_operator.api.v1alpha1.spec import DSV4DeploymentSpec
 from dsv4_operator.cli.bisect.factors import Setting
-from dsv4_operator.cli.kubectl import LABEL_RUN
 from dsv4_operator.desired.context import DesiredContext
 from dsv4_operator.desired.engine_workload import build_engine_workload
+from dsv4_operator.desired.soak_job import LABEL_RUN
 from dsv4_operator.engine.command import disables_overlap
 from dsv4_operator.engine.releases import Release
 from dsv4_operator.policy import RULES_BY_ID

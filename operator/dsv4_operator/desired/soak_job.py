@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dsv4_operator.api.constants import GROUP
-from dsv4_operator.cli.kubectl import LABEL_RUN
 
+LABEL_RUN: Final = f"{GROUP}/run"
+"""On every object that a command makes: which run of a command made it."""
 NAME: Final = "dsv4-soak"
 """Value of the label app.kubernetes.io/name."""
 CONTAINER: Final = "soak"

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4_canary.soak.cli import build_parser
-from dsv4_operator.cli import soak_job
-from dsv4_operator.cli.soak_job import SoakJob
+from dsv4_operator.desired import soak_job
+from dsv4_operator.desired.soak_job import SoakJob
 
 ROOT = Path(__file__).resolve().parents[3]
 VALUES = {"endpoint": "http://deepseek-v4.default.svc", "tag": "first", "sessions": 80, "rounds": 4, "ctx": 300,
