@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +38,8 @@ class JobResult:
     status: int
     files: dict[str, bytes] = field(default_factory=dict)
     left_out: str = ""
+    interrupted: bool = False
+    """Stopped from here, by Ctrl-C; a status of 130 alone may mean that somebody else deleted the pod."""
 
     def report(self, tag: str) -> dict[str, Any] | None:
         """The report, None where there is none."""
@@ -144,13 +146,15 @@ def run_job(kubectl: Kubectl, job: SoakJob, *, keep: bool = False, quiet: bool =
             kubectl.create(obj)
         if not quiet:
             sys.stderr.write(f"soak: Job {kubectl.namespace()}/{job.name}, image {job.image}; Ctrl-C stops it\n")
+        interrupted = False
         try:
             status = _follow(kubectl, job, quiet=quiet)
         except KeyboardInterrupt:
+            interrupted = True
             sys.stderr.write("soak: stopping the Job and fetching what it has; Ctrl-C again leaves it\n")
             kubectl.delete("job", job.name, wait_seconds=soak_job.GRACE_SECONDS + 15)
             status = EXIT_INTERRUPTED
-        return _results(kubectl, job, status)
+        return replace(_results(kubectl, job, status), interrupted=interrupted)
     finally:
         if keep:
             sys.stderr.write(f"soak: kept; kubectl delete configmap {job.name} removes all\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,34 @@ def test_names_are_names_of_a_deployment_and_new(name: str, arm: str) -> None:
     assert len(made) <= MAX_NAME_LENGTH
     assert made != name
     assert made[-1].isalnum()
+
+
+def test_an_arm_that_needs_the_guard_is_allowed_to_run_without_a_canary(
+    raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "RULES_BY_ID", {objects.GUARD_RULE: None})
+    base = Setting("BF16", hicache=True, overlap=True, early_send=False, pair=True, image="")
+    raw["spec"]["indexK"] = {"dtype": "BF16"}
+    raw["spec"]["policy"] = {"allow": [{"rule": "other", "reason": "known and accepted"}]}
+    allowed = objects.arm_spec(raw, base, base)["policy"]["allow"]
+    assert [item["rule"] for item in allowed] == ["other", objects.GUARD_RULE]
+    safe = dataclasses.replace(base, index_k="FP8")
+    assert [item["rule"] for item in objects.arm_spec(raw, base, safe)["policy"]["allow"]] == ["other"]
+
+
+MARKER = 'dsv4_guard_info{version="1",release="0.5.23",index_k="bf16",process="%s"} 1.0'
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        ((MARKER % "api", MARKER % "scheduler"), True),
+        ((MARKER % "api",), False),
+        ((MARKER % "api", (MARKER % "scheduler").replace("bf16", "fp8")), False),
+        ((MARKER % "api", (MARKER % "scheduler").replace(" 1.0", " 0.0")), False),
+        ((), False),
+    ],
+)
+def test_the_marker_of_the_guard(lines: tuple[str, ...], shown: bool) -> None:
+    text = "\n".join(("# HELP dsv4_guard_info x", *lines, "sglang:num_running_reqs 3"))
+    assert objects.shows_guard(text, "BF16") is shown

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+from dsv4_canary.soak.verdict import EXIT_INTERRUPTED
 from dsv4_operator.api.constants import ENGINE_PORT, KIND, LABEL_DEPLOYMENT, LABEL_ROLE, Role
 from dsv4_operator.cli.bisect import objects
 from dsv4_operator.cli.bisect.factors import Setting
@@ -45,7 +46,8 @@ class _Serving:
 
 
 class ClusterRunner:
-    """Arms in one namespace. `raw`: the given object as it was read."""
+    """Arms in one namespace. `raw`: the given object as it was read; `backup` gets a test object's own spec before
+    anything is edited."""
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class ClusterRunner:
         canary_image: str,
         start_timeout: float,
         test_deployment: str | None = None,
+        backup: Callable[[dict[str, Any]], None] | None = None,
         say: Callable[[str], None] = lambda _line: None,
         quiet: bool = False,
     ) -> None:
@@ -70,6 +73,7 @@ class ClusterRunner:
         self._canary_image = canary_image
         self._start_timeout = start_timeout
         self._test = test_deployment
+        self._backup = backup
         self._say = say
         self._quiet = quiet
         self._before: dict[str, Any] | None = None
@@ -85,6 +89,8 @@ class ClusterRunner:
             )
         if self._test is not None:
             self._before = self._editable(self._test)["spec"]
+            if self._backup is not None:
+                self._backup(self._before)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -144,8 +150,10 @@ class ClusterRunner:
         except ClusterError as error:
             raise ArmError(str(error)) from None
         report = result.report(load.tag)
-        if result.status == 130:
-            raise KeyboardInterrupt  # the Job was stopped from here
+        if result.interrupted:
+            raise KeyboardInterrupt  # run_job took it to stop the Job; it is the bisection that shall stop
+        if result.status == EXIT_INTERRUPTED:
+            raise ArmError("the soak was stopped from outside: its pod was deleted or evicted")
         if report is None:
             raise ArmError(f"the soak brought no report (exit status {result.status})")
         return report

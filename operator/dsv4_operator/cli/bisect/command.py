@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import secrets
 import sys
 from pathlib import Path
@@ -118,6 +119,13 @@ def _run(args: argparse.Namespace, raw: dict[str, Any], judgement: Judgement, pl
         if not args.quiet:
             sys.stderr.write(f"bisect: {line}\n")
 
+    def backup(spec: dict[str, Any]) -> None:
+        # A killed run cannot put it back itself.
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{args.test_deployment}-before.json"
+        path.write_text(json.dumps({"spec": spec}, indent=1) + "\n")
+        say(f"{args.test_deployment}: its own spec is kept in {path}")
+
     runner = ClusterRunner(
         kubectl,
         raw,
@@ -127,6 +135,7 @@ def _run(args: argparse.Namespace, raw: dict[str, Any], judgement: Judgement, pl
         canary_image=canary,
         start_timeout=args.start_timeout,
         test_deployment=args.test_deployment,
+        backup=backup,
         say=say,
         quiet=args.quiet,
     )
