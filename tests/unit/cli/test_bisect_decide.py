@@ -25,7 +25,7 @@ from dsv4_operator.cli.bisect.factors import Factor, Setting
 from dsv4_operator.cli.bisect.outcome import Batch, Counts, Measure
 from dsv4_operator.cli.bisect.plan import Arm, Limits, Plan, make_plan
 from dsv4_operator.cli.bisect.report import build, exit_status_of, text
-from dsv4_operator.cli.bisect.sentence import culprit, patch, recommended, sentence
+from dsv4_operator.cli.bisect.sentence import culprit, cures, patch, sentence
 
 GIVEN = Setting(index_k="BF16", hicache=True, overlap=True, early_send=True, pair=True, image="suspect")
 World = Callable[[Setting], tuple[int, int]]
@@ -135,7 +135,7 @@ def test_one_hidden_fault_of_any_combination_is_named(
     assert found.outcome is Outcome.NAMED
     assert set(found.with_verdict(plan, ArmVerdict.CURED)) == needs
     assert len(ran) <= plan.most_batches()
-    assert recommended(plan, found) in needs
+    assert set(cures(plan, found)) == needs
 
 
 @settings(max_examples=40, deadline=None)
@@ -176,7 +176,7 @@ def test_two_causes_are_said_to_be_two() -> None:
     assert found.outcome is Outcome.SEVERAL
     assert set(found.alone) == {Factor.OVERLAP, Factor.HICACHE}
     assert "more than one cause" in sentence(plan, found)
-    assert recommended(plan, found) is None
+    assert cures(plan, found) == ()
 
 
 def test_two_combinations_are_not_claimed_to_be_told_apart() -> None:
@@ -263,7 +263,7 @@ def test_stop_at_the_first_cure() -> None:
     plan = full_plan(stop_at_cure=True, recheck=False)
     found, ran, _ = play(plan, needing({Factor.HICACHE, Factor.INDEX_K}))
     assert ran == ["given", "hicache-off"]
-    assert recommended(plan, found) is Factor.HICACHE
+    assert cures(plan, found) == (Factor.HICACHE,)
     assert "Not tried: index-K in fp8" in sentence(plan, found)
 
 

@@ -11,7 +11,7 @@ from dsv4_operator.cli.bisect.decide import ArmResult, Conclusion, Judged, Outco
 from dsv4_operator.cli.bisect.factors import Factor
 from dsv4_operator.cli.bisect.outcome import Counts, counts
 from dsv4_operator.cli.bisect.plan import AGAIN, GIVEN, Arm, Plan
-from dsv4_operator.cli.bisect.sentence import advice, culprit, explain, patch, recommended, sentence
+from dsv4_operator.cli.bisect.sentence import advice, culprit, cures, explain, patch, sentence
 from dsv4_operator.cli.output import yaml_text
 
 VERSION: Final = 1
@@ -73,7 +73,7 @@ def plan_text(plan: Plan) -> str:
 
 def build(plan: Plan, results: Results, found: Conclusion, *, seed: int, interrupted: bool = False) -> dict[str, Any]:
     """The report."""
-    factor = recommended(plan, found)
+    cured = cures(plan, found)
     return {
         "kind": "dsv4-bisection",
         "version": VERSION,
@@ -87,12 +87,15 @@ def build(plan: Plan, results: Results, found: Conclusion, *, seed: int, interru
         "arms": [_row(plan, arm, results, found) for arm in _arms(plan) if arm.name in results],
         "leftOut": {item.value: why for item, why in plan.skipped.items()},
         "aloneEnough": [item.value for item in found.alone],
-        "safe": None
-        if factor is None
-        else {"factor": factor.value, "patch": patch(plan, factor), "advice": advice(plan, factor)},
+        "safe": _cure(plan, cured[0]) if cured else None,
+        "alsoSafe": [_cure(plan, factor) for factor in cured[1:]],
         "gpuHours": round(spent(plan, results), 2),
         "levelOfOneLook": plan.alpha,
     }
+
+
+def _cure(plan: Plan, factor: Factor) -> dict[str, Any]:
+    return {"factor": factor.value, "patch": patch(plan, factor), "advice": advice(plan, factor)}
 
 
 def _arms(plan: Plan) -> tuple[Arm, ...]:
@@ -131,6 +134,7 @@ def text(report: dict[str, Any]) -> str:
         lines += ["", f"Safe setting ({report['safe']['factor']}). {report['safe']['advice']}".rstrip()]
         if report["safe"]["patch"]:
             lines.append(yaml_text([report["safe"]["patch"]]).removeprefix("---\n").rstrip())
+    lines += [f"Or {item['factor']}. {item['advice']}".rstrip() for item in report["alsoSafe"]]
     lines += [
         "",
         f"p: Fisher's exact test against the given setting, one-sided; cured and reduced need "
@@ -152,4 +156,5 @@ def markdown(report: dict[str, Any]) -> str:
         lines += ["", f"Safe setting: {report['safe']['factor']}. {report['safe']['advice']}"]
         if report["safe"]["patch"]:
             lines += ["", "```yaml", yaml_text([report["safe"]["patch"]]).removeprefix("---\n").rstrip(), "```"]
+        lines += ["", *(f"- or {item['factor']}. {item['advice']}".rstrip() for item in report["alsoSafe"])]
     return "\n".join(lines) + "\n"

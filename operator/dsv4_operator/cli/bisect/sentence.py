@@ -92,19 +92,19 @@ def sentence(plan: Plan, found: Conclusion) -> str:
     rate = _rate(given)
     if found.outcome is Outcome.RARE:
         return (
-            f"{fault} in {rate} sessions: too seldom to tell arms apart with {plan.limits.batches} batches of "
+            f"{fault} in {rate}: too seldom to tell arms apart with {plan.limits.batches} batches of "
             f"{plan.limits.sessions} sessions. Raise --batches or --sessions."
         )
     if found.outcome is Outcome.BUDGET:
-        return f"{fault} in {rate} sessions. Stopped: {found.why}. {_partly(plan, found)}".strip()
+        return f"{fault} in {rate}. Stopped: {found.why}. {_partly(plan, found)}".strip()
     if found.outcome is Outcome.ELSEWHERE:
         return (
-            f"{fault} in {rate} sessions, and {listed([arm.factor.value for arm in plan.singles if arm.factor])} at "
+            f"{fault} in {rate}; {listed([arm.factor.value for arm in plan.singles if arm.factor])} at "
             "their safe values do not cure it: look for the cause elsewhere, such as one bad pod, node or link, "
             "checkpoint, chat template or tool parser."
         )
     if found.outcome is Outcome.SEVERAL:
-        text = f"{fault} in {rate} sessions; no single change cures it, all together do: it has more than one cause."
+        text = f"{fault} in {rate}; no single change cures it, all together do: it has more than one cause."
         if found.alone:
             alone = listed([needs(item, plan.given.setting) for item in found.alone])
             text += f" Each of these brings it alone, with all else safe: {alone}."
@@ -112,7 +112,7 @@ def sentence(plan: Plan, found: Conclusion) -> str:
             text += " No factor brings it alone: at least two combinations do, which single changes cannot tell apart."
         return text
     if found.outcome is Outcome.UNDECIDED:
-        return f"{fault} in {rate} sessions, and no cure is proved. {_partly(plan, found)}".strip()
+        return f"{fault} in {rate}; no cure is proved. {_partly(plan, found)}".strip()
     return _named(plan, found, fault, rate)
 
 
@@ -120,7 +120,7 @@ def _named(plan: Plan, found: Conclusion, fault: str, rate: str) -> str:
     cured = found.with_verdict(plan, ArmVerdict.CURED)
     all_needed = listed([needs(item, plan.given.setting) for item in cured])
     name = culprit(plan, found)
-    parts = [f"{name[:1].upper()}{name[1:]}: the fault ({fault[:1].lower()}{fault[1:]} in {rate} sessions)"]
+    parts = [f"{name[:1].upper()}{name[1:]}: the fault ({fault[:1].lower()}{fault[1:]} in {rate})"]
     if len(cured) == 1:
         parts[0] += f" needs {all_needed}; {_SAFE[cured[0]]} alone cures it."
     else:
@@ -164,15 +164,13 @@ def _fault(measure: Measure | None) -> str:
 
 def _rate(found: Counts) -> str:
     share = found.bad / found.sessions if found.sessions else None
-    return f"{found.bad} of {found.sessions} ({percent(share)})"
+    return f"{found.bad} of {found.sessions} sessions, {percent(share)}"
 
 
-def recommended(plan: Plan, found: Conclusion) -> Factor | None:
-    """The cure that costs users least; None where no single change is proved to cure."""
-    if found.outcome not in (Outcome.NAMED, Outcome.BUDGET):
-        return None
+def cures(plan: Plan, found: Conclusion) -> tuple[Factor, ...]:
+    """Factors that cure alone, the one in front that costs users least."""
     cured = found.with_verdict(plan, ArmVerdict.CURED)
-    return next((factor for factor in _CHEAPEST if factor in cured), None)
+    return tuple(factor for factor in _CHEAPEST if factor in cured)
 
 
 def patch(plan: Plan, factor: Factor) -> dict[str, Any] | None:
@@ -192,12 +190,15 @@ def advice(plan: Plan, factor: Factor) -> str:
         return "Turn early send off on prefill: SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX=0."
     if factor is Factor.TOPOLOGY:
         return "Serve from one server until the transfer path is repaired; a DSV4Deployment has no field for that."
+    kept = ""
+    if Factor.IMAGE in plan.skipped and factor in (Factor.HICACHE, Factor.INDEX_K, Factor.OVERLAP):
+        kept = " An image without the fault would keep it: give one by --safe-image and run again."
     cost = {
         Factor.HICACHE: "It costs all prefix reuse.",
         Factor.INDEX_K: "It costs recall on long contexts.",
         Factor.OVERLAP: "It costs some throughput.",
     }
-    return cost.get(factor, "")
+    return cost.get(factor, "") + kept
 
 
 def explain(judged: Judged, given: Counts) -> str:
