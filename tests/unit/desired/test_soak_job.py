@@ -8,7 +8,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4_canary.soak.cli import build_parser
@@ -63,6 +63,7 @@ def test_every_option_of_the_harness_is_passed_on() -> None:
     assert {word[2:].replace("-", "_") for word in words if word.startswith("--")} == parsed.keys() - of_this_machine
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True))
 def test_names_and_labels_of_any_tag_are_valid(tag: str) -> None:
     made = job(name=soak_job.object_name(tag, "a1b2c3"), tag=tag, run="a1b2c3")

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4_canary.soak.publish import Account, PublishError, content, own_account, publish
@@ -29,6 +29,7 @@ def test_all_files_and_the_verdict(tmp_path: Path) -> None:
     assert gzip.decompress(base64.b64decode(patch["binaryData"]["t.jsonl.gz"])) == b"line\n"
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2000), st.binary(max_size=3000))
 def test_never_more_than_the_limit(tmp_path_factory: pytest.TempPathFactory, limit: int, journal: bytes) -> None:
     folder = tmp_path_factory.mktemp("x")
