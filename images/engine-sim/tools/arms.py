@@ -83,6 +83,8 @@ def _engine(arm: Engines, role: str, registry: str, folder: Path) -> Iterator[_P
         command += arm.flags
     env = {
         "PYTHONPATH": str(SOURCES),
+        # The simulator's own name, and that of a gated image whose plugin is not played.
+        "DSV4_SIM_INDEX_K_DTYPE": arm.index_k,
         "DSV4_INDEX_K_DTYPE": arm.index_k,
         "DSV4_SIM_STARTUP_SECONDS": "0",
         "DSV4_SIM_HEALTH_SECONDS": "0",
