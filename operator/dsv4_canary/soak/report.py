@@ -115,6 +115,10 @@ def _phase(records: Sequence[Record], planned: int, clock: ActiveClock) -> dict[
         "verdicts": {verdict.value: sum(item.verdict is verdict for item in records) for verdict in Verdict},
         "sessions": len({item.session for item in records}),
         "corruptedSessions": wilson(bad_sessions, sessions).to_json(),
+        "failedSessions": wilson(
+            len({item.session for item in records if item.failure is not None}),
+            len({item.session for item in records}),
+        ).to_json(),
         "corruptedReplies": wilson(len(corrupted), len(judged)).to_json(),
         "failedReplies": wilson(sum(item.failure is not None for item in records), len(records)).to_json(),
         "failures": _counted(item.failure for item in records),

@@ -57,8 +57,15 @@ def judge(path: str, defaults: ImageDefaults, *, assume: bool) -> Judgement:
     Raises:
         UnreadableError: when the file holds no single DSV4Deployment.
     """
-    raw = load_object(path)
-    name = shown_name(path)
+    return judge_object(load_object(path), shown_name(path), defaults, assume=assume)
+
+
+def judge_object(raw: dict[str, Any], name: str, defaults: ImageDefaults, *, assume: bool) -> Judgement:
+    """Judge an object that was read already; `name` is that of messages.
+
+    Raises:
+        UnreadableError: when it is nested too deeply.
+    """
     try:
         deployment = parse_deployment(raw)
     except InvalidSpecError as error:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from dsv4_operator.cli.errors import EXIT_UNREADABLE, UnreadableError
+from dsv4_operator.cli.reproduce import COMMANDS as REPRODUCE
+from dsv4_operator.cli.reproduce import register as register_reproduce
 
 IMAGES: Final = ("engine", "canary", "router")
 _MODULES: Final = {
@@ -21,6 +23,7 @@ _MODULES: Final = {
     "import": "importer.command",
     "classify": "classify",
     "canary": "canary",
+    **REPRODUCE,
 }
 _EPILOG: Final = (
     "Exit codes: 0 fine, 1 refused, 2 unreadable input or wrong usage. -o json is documented in docs/dsv4ctl.md."
@@ -122,6 +125,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         _command(commands, "canary", "Ask a pair or an endpoint whether tool calls come back right.", _CANARY_EPILOG)
     )
     _classify(_command(commands, "classify", "Say what is wrong with a reply to a tool call.", _CLASSIFY_EPILOG))
+    register_reproduce(commands)
     return parser
 
 

@@ -159,8 +159,12 @@ async def test_a_taken_metrics_port_is_named(endpoint: Any, job: Callable[..., J
     assert list(tmp_path.iterdir()) == []
 
 
-async def soak(url: str, folder: Path, *more: str) -> asyncio.subprocess.Process:
-    command = [sys.executable, "-m", "dsv4_canary.soak", "run", "--endpoint", url, "--tag", "t", "--out", str(folder)]
+HARNESS = ("dsv4_canary.soak", "run")
+DSV4CTL = ("dsv4_operator.cli.main", "soak")
+
+
+async def soak(url: str, folder: Path, *more: str, program: tuple[str, ...] = HARNESS) -> asyncio.subprocess.Process:
+    command = [sys.executable, "-m", *program, "--endpoint", url, "--tag", "t", "--out", str(folder)]
     command += [
         "--sessions",
         "4",
@@ -181,9 +185,11 @@ async def soak(url: str, folder: Path, *more: str) -> asyncio.subprocess.Process
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "program"), [(signal.SIGINT, HARNESS), (signal.SIGTERM, HARNESS), (signal.SIGINT, DSV4CTL)]
+)
 async def test_a_signal_stops_cleanly_and_resume_finishes(
-    endpoint: Any, tmp_path: Path, number: signal.Signals
+    endpoint: Any, tmp_path: Path, number: signal.Signals, program: tuple[str, ...]
 ) -> None:
     held = asyncio.Event()
 
@@ -193,7 +199,7 @@ async def test_a_signal_stops_cleanly_and_resume_finishes(
             await asyncio.Event().wait()
 
     endpoint.behaviour = behaviour
-    process = await soak(endpoint.url, tmp_path)
+    process = await soak(endpoint.url, tmp_path, program=program)
     async with asyncio.timeout(60):
         await held.wait()
         while endpoint.now < 4:
@@ -209,7 +215,7 @@ async def test_a_signal_stops_cleanly_and_resume_finishes(
     assert (load["recorded"], load["notDone"]) == (5, 7)
     assert b"interrupted" in out
     endpoint.behaviour = None
-    process = await soak(endpoint.url, tmp_path, "--resume")
+    process = await soak(endpoint.url, tmp_path, "--resume", program=program)
     async with asyncio.timeout(60):
         out, err = await process.communicate()
     assert process.returncode == 0, err
