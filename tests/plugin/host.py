@@ -39,16 +39,16 @@ def prepare(folder: str) -> None:
     sys.path[:0] = [folder, str(ROOT / "hack" / "contract"), str(ROOT / "images" / "sglang" / "src"), str(HERE)]
     # jsonschema, which SGLang requires too, from the environment of the tests: the same Python.
     sys.path.append(os.environ["DSV4_TEST_SITE"])
-    import resolve_driver  # noqa: PLC0415
+    import resolve_driver
 
     resolve_driver.STAND_INS += ("xgrammar",)
     sys.meta_path.insert(0, resolve_driver._Finder())
     resolve_driver.pose("SM90")
-    import pydantic  # noqa: PLC0415
-    import xgrammar  # noqa: PLC0415
+    import pydantic
+    import xgrammar
 
     xgrammar.StructuralTag = type("StructuralTag", (pydantic.BaseModel,), {})
-    from transformers.models.auto import configuration_auto  # noqa: PLC0415
+    from transformers.models.auto import configuration_auto
 
     mapping = configuration_auto._LazyConfigMapping
     register = mapping.register

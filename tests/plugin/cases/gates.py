@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from dsv4_guard import gates, patching, releases
-from dsv4_guard.refusal import GuardError
 
 
 def pool() -> Any:

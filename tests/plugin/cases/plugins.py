@@ -77,3 +77,24 @@ def detokenizer() -> list[str]:
     guard()
     run_detokenizer_process()
     return installed()
+
+
+def lab(mode: str, early: bool = False) -> dict[str, Any]:
+    """The proof's own fault plugin beside ours: which accessors it opened, and which wait in the end."""
+    from dsv4_guard import gates, patching, releases
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "images" / "sglang" / "proof" / "engine" / "lab"))
+    guard()
+    distribution("dsv4_lab", "dsv4_lab:register")
+    run_scheduler_process()
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    pool = patching.resolve(releases.POOL)[2]
+    import sglang.version
+
+    release = releases.choose(sglang.version.__version__, allow_untested=False)
+    return {
+        "unpatched": sorted(set(HookRegistry._hooks) - HookRegistry._patched),
+        "wrapped": sorted(target.rsplit(".", 1)[1] for target in patching.verify() if target.startswith(releases.POOL)),
+        "waits": all(gates.waits_first(pool, name) for name in release.gated),
+    }

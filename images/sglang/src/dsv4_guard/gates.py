@@ -50,7 +50,7 @@ def _trial_object(pool_class: type[Any]) -> Any:
 
     trial = type("Trial", (pool_class,), {"__getattribute__": look})
     trial.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
-    made = object.__new__(trial)
+    made: Any = object.__new__(trial)
     object.__setattr__(made, "layer_transfer_counter", RecordingCounter())
     object.__setattr__(made, "start_layer", START)
     return made

@@ -38,7 +38,7 @@ def run_dir() -> Path:
 
 def format_of(pool: Any) -> str | None:
     """Format of index-K in a DeepSeek-V4 pool, by the bytes of its slots; None for another pool or no indexer layer."""
-    indexer = getattr(pool, "c4_indexer_kv_pool", None)
+    indexer: Any = getattr(pool, "c4_indexer_kv_pool", None)
     buffers = getattr(indexer, "index_k_with_scale_buffer", None)
     if not buffers:
         return None

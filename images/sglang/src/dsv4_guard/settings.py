@@ -24,8 +24,6 @@ class Settings:
     """DSV4_GUARD_ALWAYS_WAIT=1: wait in every accessor, whether or not the release does."""
     deadline: float = 60.0
     """DSV4_GUARD_TRANSFER_DEADLINE_SECONDS: the longest that one chunk may stay in progress, seconds."""
-    drain: float = 30.0
-    """DSV4_GUARD_DRAIN_SECONDS: how long an ended transfer's writes may take to settle before decode is told, seconds."""
     index_digest: bool = False
     """DSV4_GUARD_INDEX_DIGEST=1: compare sampled index-K pages of every transfer (releases without a KV checksum)."""
     skip: frozenset[str] = frozenset()
@@ -68,7 +66,6 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         allow_untested_release=_flag(env, "DSV4_GUARD_ALLOW_UNTESTED_RELEASE"),
         always_wait=_flag(env, "DSV4_GUARD_ALWAYS_WAIT"),
         deadline=_seconds(env, "DSV4_GUARD_TRANSFER_DEADLINE_SECONDS", 60.0),
-        drain=_seconds(env, "DSV4_GUARD_DRAIN_SECONDS", 30.0),
         index_digest=_flag(env, "DSV4_GUARD_INDEX_DIGEST"),
         skip=skip,
     )

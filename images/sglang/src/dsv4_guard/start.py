@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from typing import Any
@@ -52,7 +53,7 @@ def install(kind: str, release: Release, chosen: Settings) -> None:
         if "fence" not in chosen.skip:
             fence.install(release)
         if "deadline" not in chosen.skip:
-            deadline.install(release, chosen.deadline, chosen.drain)
+            deadline.install(release, chosen.deadline)
         if "handshake" not in chosen.skip:
             handshake.install(release, chosen.index_k)
         if "checksum" not in chosen.skip:
@@ -76,8 +77,7 @@ def _counters(release: Release) -> None:
 
 def bf16(stage: str, release: Release) -> None:
     """Hand over to the bf16 part: `install` before the hooks are applied, `verify` (where it exists) after."""
-    from dsv4_guard import bf16 as part
-
+    part = importlib.import_module("dsv4_guard.bf16")
     function = getattr(part, stage, None)
     if function is not None:
         function(release.version)
@@ -107,12 +107,10 @@ def _after_hooks(kind: str, release: Release, chosen: Settings) -> None:
     apply: Any = HookRegistry.apply_hooks
 
     def apply_hooks(cls: Any) -> None:
-        HookRegistry.apply_hooks = apply  # type: ignore[method-assign]
+        HookRegistry.apply_hooks = apply
         apply()
         try:
-            failed = sorted(target for target in cls._hooks if target not in cls._patched and _ours(cls._hooks[target]))
-            if failed:
-                raise GuardError(f"target {failed[0]}: the hook could not be applied, see the log above")
+            _check_hooks(cls)
             install(kind, release, chosen)
             if chosen.index_k == "bf16" and kind in ("scheduler", "api"):
                 bf16("verify", release)
@@ -121,7 +119,14 @@ def _after_hooks(kind: str, release: Release, chosen: Settings) -> None:
         except Exception as error:
             refuse(f"{type(error).__name__}: {error}")
 
-    HookRegistry.apply_hooks = classmethod(apply_hooks)  # type: ignore[assignment,method-assign]
+    HookRegistry.apply_hooks = classmethod(apply_hooks)
+
+
+def _check_hooks(registry: Any) -> None:
+    """GuardError when a hook that we registered ourselves was not applied: the registry only logs that."""
+    for target, hooks in sorted(registry._hooks.items()):
+        if target not in registry._patched and _ours(hooks):
+            raise GuardError(f"target {target}: the hook could not be applied, see the log above")
 
 
 def _ours(hooks: list[Any]) -> bool:

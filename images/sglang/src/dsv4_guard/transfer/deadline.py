@@ -1,9 +1,11 @@
 """Transfers that stay in progress, ended.
 
 NIXL's prefill worker waits without limit for a transfer that neither ends nor fails, and one such peer blocks every
-room that shares its worker. Here the wait for one chunk has a deadline: the worker gives the room up, prefill answers
-500, and a helper thread keeps the handles until their writes have settled (or for `drain` seconds), so that decode is
-told only when its pages are not being written any more, as far as can be known.
+room that shares its worker. Here the wait for one chunk has a deadline. After three quarters of it the worker gives the
+room up and serves others; a helper thread keeps the handles until their writes have settled, at the deadline cancels
+them, and ends the room: prefill answers 500 and decode is told. Decode is told only then because it frees its pages,
+and where decode counts arrivals itself (before 0.5.21) prefill keeps the source pages until then as well, so that what
+still arrives is right.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from dsv4_guard.transfer import notice, work
 log = logging.getLogger(MARK)
 MANAGER = f"{NIXL}:NixlKVManager"
 POLL = 0.05
+GIVE_UP = 0.75
+"""Share of the deadline after which the worker stops waiting; the rest is for the writes to settle."""
 SETTLED = ("DONE", "ERR")
 
 
@@ -38,7 +42,8 @@ class Orphan:
     reason: str
     handles: list[Any]
     until: float
-    tell: Callable[[str], None]
+    end: Callable[[str], None]
+    """Fails the room on both sides."""
 
 
 class Drain:
@@ -78,7 +83,7 @@ class Drain:
             time.sleep(POLL)
 
     def step(self, orphan: Orphan) -> bool:
-        """Look once; whether decode has been told and the orphan can be forgotten."""
+        """Look once; whether the room has ended on both sides and the orphan can be forgotten."""
         orphan.handles = [handle for handle in orphan.handles if self._state(handle) not in SETTLED]
         if orphan.handles and time.monotonic() < orphan.until:
             return False
@@ -89,7 +94,7 @@ class Drain:
                     self._release(handle)
                 except Exception as error:
                     log.warning("%s: room %s: cancel: %s", MARK, orphan.room, error)
-        orphan.tell(orphan.reason)
+        orphan.end(orphan.reason)
         return True
 
     def _state(self, handle: Any) -> str:
@@ -99,11 +104,12 @@ class Drain:
             return "ERR"
 
 
-def watch(manager: Any, deadline: float, drain: float, status_messages: bool) -> None:
+def watch(manager: Any, deadline: float, status_messages: bool) -> None:
     """Bound the waits of `manager`'s workers. `manager.agent` is there, its workers have not started yet."""
     agent = manager.agent
     check = agent.check_xfer_state
-    drainer = Drain(check, agent.release_xfer_handle)
+    drain = Drain(check, agent.release_xfer_handle)
+    work.held(manager)
 
     def check_xfer_state(handle: Any) -> str:
         state: str = check(handle)
@@ -114,28 +120,56 @@ def watch(manager: Any, deadline: float, drain: float, status_messages: bool) ->
             now.unfinished.pop(id(handle), None)
             return state
         now.unfinished[id(handle)] = handle
-        if time.monotonic() - now.since <= deadline:
+        if time.monotonic() - now.since <= deadline * GIVE_UP:
             return state
-        room, handles = now.chunk.room, list(now.unfinished.values())
+        room = now.chunk.room
         reason = f"{MARK}: transfer of room {room} still in progress after {deadline:g} s, ended"
         if now.handed_over is not now.chunk:
             now.handed_over = now.chunk
-            log.warning("%s", reason)
-            tell = notice.teller(manager, room, status_messages)
-            drainer.add(Orphan(room, reason, handles, time.monotonic() + drain, tell))
+            log.warning("%s: transfer of room %s does not end, given up by its worker", MARK, room)
+            end = _ender(manager, room, status_messages)
+            drain.add(Orphan(room, reason, list(now.unfinished.values()), now.since + deadline, end))
         raise TransferDeadline(reason)
 
     agent.check_xfer_state = check_xfer_state
 
 
-def _register(deadline: float, drain: float, status_messages: bool) -> Callable[[Callable[..., Any]], Any]:
+def _ender(manager: Any, room: int, status_messages: bool) -> Callable[[str], None]:
+    tell = notice.teller(manager, room, status_messages)
+    if status_messages:
+        return tell  # decode goes by what prefill says: prefill's own side has failed already
+    rooms = work.held(manager)
+    rooms.add(room)
+
+    def end(reason: str) -> None:
+        rooms.discard(room)
+        log.warning("%s", reason)
+        work.fail_room(manager, room, reason)
+        tell(reason)
+
+    return end
+
+
+def _update_status(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A room whose source pages may still be read does not end yet, whoever asks for it."""
+
+    @functools.wraps(original)
+    def update_status(self: Any, bootstrap_room: int, status: Any) -> Any:
+        if bootstrap_room in work.held(self):
+            return None
+        return original(self, bootstrap_room, status)
+
+    return update_status
+
+
+def _register(deadline: float, status_messages: bool) -> Callable[[Callable[..., Any]], Any]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def register_buffer_to_engine(self: Any, *args: Any, **kwargs: Any) -> Any:
             from sglang.srt.disaggregation.utils import DisaggregationMode
 
             if self.disaggregation_mode == DisaggregationMode.PREFILL:
-                watch(self, deadline, drain, status_messages)
+                watch(self, deadline, status_messages)
             elif not status_messages:
                 notice.listen(self)
             return original(self, *args, **kwargs)
@@ -159,13 +193,14 @@ def _await(original: Callable[..., Any]) -> Callable[..., Any]:
     return _await_handles
 
 
-def install(release: Release, deadline: float, drain: float) -> None:
-    """Bound every transfer."""
+def install(release: Release, deadline: float) -> None:
+    """Bound every transfer to `deadline` seconds for one chunk."""
     work.install()
-    patching.wrap(f"{MANAGER}.register_buffer_to_engine", _register(deadline, drain, release.status_messages))
-    patching.resolve(f"{MANAGER}.update_status")
+    patching.wrap(f"{MANAGER}.register_buffer_to_engine", _register(deadline, release.status_messages))
     patching.resolve(f"{MANAGER}.record_failure")
     if release.status_messages:
         patching.wrap(f"{MANAGER}._await_handles", _await)
         patching.resolve(f"{MANAGER}.send_kv_status_message")
         patching.resolve(f"{MANAGER}._room_notify_targets")
+    else:
+        patching.wrap(f"{MANAGER}.update_status", _update_status)

@@ -139,7 +139,7 @@ def prove(release: Release) -> None:
     queue = Queue()
     manager.transfer_queues = [queue]
     event = _Event()
-    pages = np.zeros(1, dtype=np.int32)
+    pages: Any = np.zeros(1, dtype=np.int32)
     if release.transfer_takes_event:
         manager.add_transfer_request(1, pages, slice(0, 1), False, wait_event=event)
     else:

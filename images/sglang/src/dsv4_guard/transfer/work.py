@@ -54,6 +54,8 @@ class ChunkSource:
         current.manager = current.chunk = current.handed_over = None
         current.unfinished = {}
         chunk = self._queue.get()
+        while chunk.room in held(self._manager):
+            chunk = self._queue.get()
         for action in _before:
             try:
                 action(self._manager, chunk)
@@ -65,6 +67,17 @@ class ChunkSource:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
+
+
+_HELD = "_dsv4_guard_held"
+
+
+def held(manager: Any) -> set[int]:
+    """Rooms that were given up and have not ended yet: nothing more of them is sent, and nobody ends them."""
+    rooms: set[int] | None = vars(manager).get(_HELD)
+    if rooms is None:
+        rooms = vars(manager).setdefault(_HELD, set())
+    return rooms
 
 
 def fail_room(manager: Any, room: int, reason: str) -> None:
