@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4_guard import MARK, __version__, patching
+from dsv4_guard.live import tally
 from dsv4_guard.refusal import GuardError, refuse
 from dsv4_guard.releases import ENGINE, SCHEDULER
 
@@ -152,6 +153,7 @@ def _ready(release: str, index_k: str, complete: bool) -> Callable[[Callable[...
                     f"scheduler processes {', '.join(map(str, missing))} did not load the plugin (no report from "
                     f"{SCHEDULER}.get_init_info); is {MARK} in SGLANG_PLUGINS={os.environ.get('SGLANG_PLUGINS', '')!r}?"
                 )
+            tally.series.start()
             if complete:
                 publish("api", release, index_k)
             return infos

@@ -8,10 +8,11 @@ import sys
 from typing import Any
 
 from dsv4_guard import MARK, __version__, early_send, gates, marker, patching, settings
+from dsv4_guard.live import tally
 from dsv4_guard.refusal import GuardError, refuse
 from dsv4_guard.releases import Release, choose
 from dsv4_guard.settings import Settings
-from dsv4_guard.transfer import deadline, fence, handshake
+from dsv4_guard.transfer import checksum, deadline, digest, fence, handshake
 
 log = logging.getLogger(MARK)
 PROCESSES = {
@@ -57,22 +58,17 @@ def install(kind: str, release: Release, chosen: Settings) -> None:
         if "handshake" not in chosen.skip:
             handshake.install(release, chosen.index_k)
         if "checksum" not in chosen.skip:
-            _checks(release, chosen)
+            if release.has_checksum:
+                checksum.install()
+            elif chosen.index_digest and "deadline" not in chosen.skip:
+                digest.install()
         marker.install_scheduler(release.version, chosen.index_k, complete)
     elif kind == "api":
         if "counters" not in chosen.skip:
-            _counters(release)
+            tally.install()
         marker.install_api(release.version, chosen.index_k, complete)
     patching.verify()
     log.warning("%s: %s installed in the %s process for SGLang %s", MARK, __version__, kind, release.version)
-
-
-def _checks(release: Release, chosen: Settings) -> None:
-    """KV checksum, or the digest where the release has none."""
-
-
-def _counters(release: Release) -> None:
-    """Live-traffic counters."""
 
 
 def bf16(stage: str, release: Release) -> None:

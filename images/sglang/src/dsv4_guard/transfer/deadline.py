@@ -123,7 +123,7 @@ def watch(manager: Any, deadline: float, status_messages: bool) -> None:
         if time.monotonic() - now.since <= deadline * GIVE_UP:
             return state
         room = now.chunk.room
-        reason = f"{MARK}: transfer of room {room} still in progress after {deadline:g} s, ended"
+        reason = f"{MARK}: transfer of room {room} was not done in time (deadline {deadline:g} s), ended"
         if now.handed_over is not now.chunk:
             now.handed_over = now.chunk
             log.warning("%s: transfer of room %s does not end, given up by its worker", MARK, room)
