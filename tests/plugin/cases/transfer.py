@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+
 from dsv4_guard import patching, releases
 from dsv4_guard.transfer import deadline, fence, notice, work
 
@@ -327,7 +328,12 @@ def told_decode() -> dict[str, Any]:
     manager.deferred_bootstrap = None
     manager.defer_decode_allocation = False
     receiver = object.__new__(NixlKVReceiver)
-    receiver.kv_mgr, receiver.bootstrap_room, receiver.conclude_state, receiver.started_transfer = manager, 1, None, True
+    receiver.kv_mgr, receiver.bootstrap_room, receiver.conclude_state, receiver.started_transfer = (
+        manager,
+        1,
+        None,
+        True,
+    )
     receiver.trace_ctx = SimpleNamespace(trace_req_finish=lambda: None)
     receiver.init_time = None
     if release().status_messages:

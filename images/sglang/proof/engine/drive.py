@@ -101,7 +101,9 @@ def test(name: str, arm: Arm, until: float) -> dict[str, Any]:
 def guard_lines(servers: list[Server]) -> dict[str, list[str]]:
     """What the plugin logged, per server."""
     return {
-        server.name: [line[:300] for line in server.text().splitlines() if "dsv4_guard" in line][:12]
+        server.name: [
+            line[:300] for line in server.text().splitlines() if "dsv4_guard" in line or "early send to" in line
+        ][:20]
         for server in servers
         if server.log.exists()
     }

@@ -211,10 +211,10 @@ def fence(port: int, logs: Path, rounds: int = 8) -> list[Arm]:
     0.5.17 itself waits for the whole forward, which hides the hole; the arms replace that by 0.5.23's default, an
     early event, underneath. HiCache off.
     """
-    exposed = {"DSV4_LAB_EARLY_BARRIER": "1", "DSV4_LAB_FORWARD_DELAY": "60000000"}
+    exposed = {"DSV4_LAB_EARLY_BARRIER": "1", "DSV4_LAB_FORWARD_DELAY": "600000000"}
     arms = []
     for name, environ, expect in (
-        ("fence-shipped", {**STOCK, "DSV4_LAB_FORWARD_DELAY": "60000000"}, "right"),
+        ("fence-shipped", {**STOCK, "DSV4_LAB_FORWARD_DELAY": "600000000"}, "right"),
         ("fence-early-event", {**STOCK, **exposed}, "wrong"),
         ("fence-early-event-early-off", {**STOCK, **exposed, **EARLY_OFF}, "right"),
         ("fence-early-event-guard", {**GUARD, **exposed}, "right"),
@@ -223,6 +223,20 @@ def fence(port: int, logs: Path, rounds: int = 8) -> list[Arm]:
         pair = Pair(name, port, logs, environ, plugins, hicache=False, chunk=2048)
         port += 200
         arms.append(Arm(name, pair.servers, _with_marker(_bound(_chunks, pair, rounds), pair.servers), expect))
+    return arms
+
+
+def digest(port: int, logs: Path, rounds: int = 8) -> list[Arm]:
+    """(e) Sampled digests of index-K: all verified with the plugin whole; damage refused with early send unguarded."""
+    arms = []
+    environ = {**GUARD, **SLOW_LOADS, "DSV4_GUARD_INDEX_DIGEST": "1"}
+    for name, more, expect in (
+        ("digest-whole", {}, "right"),
+        ("digest-early-send-unguarded", {"DSV4_GUARD_SKIP": "early_send"}, "refused"),
+    ):
+        pair = Pair(name, port, logs, {**environ, **more})
+        port += 200
+        arms.append(Arm(name, pair.servers, _with_marker(_bound(_race, pair, rounds), pair.servers), expect))
     return arms
 
 
@@ -306,6 +320,7 @@ SCENARIOS: dict[str, Callable[[int, Path], list[Arm]]] = {
     "gates-pair": gates_pair,
     "race2": race2,
     "fence": fence,
+    "digest": digest,
     "bounded": bounded,
     "bounded-ipc": lambda port, logs: bounded(port, logs, "cuda_ipc,cuda_copy,cma,tcp,self"),
 }

@@ -111,12 +111,12 @@ class Server:
         self.process.wait()
 
     def marker(self) -> list[str]:
-        """Lines of dsv4_guard_info on /metrics."""
+        """Lines of dsv4_guard_info and of the digest's counter on /metrics."""
         try:
             text = self.get("/metrics")
         except OSError as error:
             return [f"unreadable: {error}"]
-        return [line for line in text.splitlines() if line.startswith("dsv4_guard_info")]
+        return [line for line in text.splitlines() if line.startswith(("dsv4_guard_info", "dsv4_guard_index"))]
 
     def trouble(self, lines: int = 30) -> list[str]:
         """The end of the log, from the first traceback on."""

@@ -2,7 +2,8 @@
 
 DSV4_LAB_UNGATE=none|index|indexer|all   which waits for HiCache's layer loads are taken away
 DSV4_LAB_LOAD_DELAY=cycles               slept on the load stream before every layer's copy from host
-DSV4_LAB_FORWARD_DELAY=cycles            slept on the forward stream after the metadata, before the layers
+DSV4_LAB_FORWARD_DELAY=cycles            slept on the forward stream before the first layer with index-K, which is after
+                                         the forward's only wait of the host (in layer 0's sparse prefill)
 DSV4_LAB_EARLY_BARRIER=1                 the scheduler waits for the forward's shared reads alone, as 0.5.23 does by
                                          default, not for the whole forward
 """
@@ -111,6 +112,27 @@ def _early_barrier(registry: Any, around: Any, after: Any) -> None:
     registry.register("sglang.srt.managers.scheduler.Scheduler._apply_war_barrier", barrier, around)
 
 
+def _delay_layer(registry: Any, around: Any, cycles: int) -> None:
+    """Sleep in the forward, and say at every early send whether the forward before it was done."""
+    import torch
+
+    def layer(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.layer_id == 1:
+            torch.cuda._sleep(cycles)
+        return original(self, *args, **kwargs)
+
+    def early(original: Any, self: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+        before, done = req.start_send_idx, torch.cuda.Event()
+        done.record(self.forward_stream)
+        result = original(self, req, *args, **kwargs)
+        if req.start_send_idx != before:
+            log.warning("dsv4_lab: early send to %d, forward before it done: %s", req.start_send_idx, done.query())
+        return result
+
+    registry.register("sglang.srt.models.deepseek_v4.DeepseekV4DecoderLayer.forward", layer, around)
+    registry.register("sglang.srt.managers.scheduler.Scheduler.maybe_send_cached_prefix_chunk", early, around)
+
+
 def register() -> None:
     """Entry point."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -135,7 +157,7 @@ def register() -> None:
     if load:
         put("sglang.srt.mem_cache.memory_pool_host.HostPoolGroup.load_to_device_per_layer", delayed(load), around)
     if forward:
-        put("sglang.srt.models.deepseek_v4.DeepseekV4ForCausalLM.forward", delayed(forward), around)
+        _delay_layer(HookRegistry, around, forward)
     early = os.environ.get("DSV4_LAB_EARLY_BARRIER") == "1"
     if early:
         _early_barrier(HookRegistry, around, HookType.AFTER)
