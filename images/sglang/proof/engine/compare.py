@@ -40,9 +40,13 @@ def distance(one: dict[str, Any], other: dict[str, Any], position: int) -> tuple
     return (round(max(common), 3) if common else None, len(common))
 
 
-def damaged(reference: dict[str, Any], answer: dict[str, Any]) -> bool:
-    """Whether an answer differs by more than the company that its request kept."""
-    positions = [0, 1] if reference["output_ids"][:1] == answer["output_ids"][:1] else [0]
+def damaged(reference: dict[str, Any], answer: dict[str, Any], first: int = 0) -> bool:
+    """Whether an answer differs by more than the company that its request kept, in two positions from `first` on.
+
+    A position counts only while the tokens before it are equal.
+    """
+    equal = [reference["output_ids"][:count] == answer["output_ids"][:count] for count in (first, first + 1)]
+    positions = [position for position, comparable in zip((first, first + 1), equal, strict=True) if comparable]
     return any(
         gap is None or gap > MARGIN or common < COMMON
         for gap, common in (distance(reference, answer, position) for position in positions)

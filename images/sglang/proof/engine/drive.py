@@ -43,9 +43,10 @@ def hardware() -> dict[str, str]:
     return {"card": card, "torch_cuda_sglang": done.stdout.strip()}
 
 
-def run(name: str, port: int, out: Path, limit: float) -> list[dict[str, Any]]:
-    """Start all arms of a scenario, test them in turn, stop them."""
-    arms = SCENARIOS[name](port, LOGS)
+def run(names: list[str], port: int, out: Path, limit: float) -> list[dict[str, Any]]:
+    """Start all arms of the scenarios, test them in turn, stop them."""
+    named = [(name, arm) for place, name in enumerate(names) for arm in SCENARIOS[name](port + 1000 * place, LOGS)]
+    arms = [arm for _, arm in named]
     servers = [server for arm in arms for server in arm.servers]
     until = time.time() + limit
     alarm = threading.Timer(limit, lambda: [server.stop() for server in servers])
@@ -55,7 +56,7 @@ def run(name: str, port: int, out: Path, limit: float) -> list[dict[str, Any]]:
     try:
         for server in servers:
             server.start()
-        for arm in arms:
+        for name, arm in named:
             results.append(test(name, arm, until))
             record(out, results[-1])
     finally:
@@ -68,7 +69,7 @@ def run(name: str, port: int, out: Path, limit: float) -> list[dict[str, Any]]:
 def test(name: str, arm: Arm, until: float) -> dict[str, Any]:
     """Wait for the arm's servers and check them."""
     begun = time.time()
-    down = [server for server in arm.servers if not server.ready(until)]
+    down = [server for server in arm.servers if time.time() > until or not server.ready(until)]
     if down:
         for server in down:
             say(server.name, "not ready, exit", server.process.poll(), *server.trouble(), sep="\n    ")
@@ -79,6 +80,8 @@ def test(name: str, arm: Arm, until: float) -> dict[str, Any]:
             result = arm.check()
         except Exception:
             result = {"verdict": "error", "answer": traceback.format_exc()[-1500:]}
+        if time.time() > until:
+            result = {"verdict": "cut", "answer": "the limit ended the servers during this arm", "found": result}
         if result["verdict"] == "error":
             for server in arm.servers:
                 say(server.name, *server.trouble(12), sep="\n    ")
@@ -92,7 +95,9 @@ def test(name: str, arm: Arm, until: float) -> dict[str, Any]:
         **result,
     }
     brief = {
-        key: result[key] for key in ("verdict", "expect", "wrong", "wrong_rounds", "of", "errors") if key in result
+        key: result[key]
+        for key in ("verdict", "expect", "wrong", "wrong_rounds", "of", "errors", "refused")
+        if key in result
     }
     say(arm.name, "AS EXPECTED" if result["as_expected"] else "UNEXPECTED", brief)
     return result
@@ -121,6 +126,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--limit", type=float, default=240, help="seconds for one scenario, start included")
     parser.add_argument("--total", type=float, default=560, help="seconds after which no further scenario starts")
+    parser.add_argument("--together", action="store_true", help="start the servers of all scenarios at once")
     parser.add_argument("scenarios", nargs="+", choices=[*SCENARIOS])
     arguments = parser.parse_args()
     out = Path(os.environ.get("OUT", "out"))
@@ -128,13 +134,14 @@ def main() -> int:
     LOGS.mkdir(parents=True, exist_ok=True)
     record(out, {"scenario": "hardware", **hardware()})
     results, port = [], 30000
-    for name in arguments.scenarios:
+    groups = [arguments.scenarios] if arguments.together else [[name] for name in arguments.scenarios]
+    for names in groups:
         left = arguments.total - (time.time() - BEGUN)
         if left < 60:
-            say(name, f"not started, {left:.0f} s left")
+            say(*names, f"not started, {left:.0f} s left")
             continue
-        say("=====", name)
-        results += run(name, port, out, min(arguments.limit, left))
+        say("=====", *names)
+        results += run(names, port, out, min(arguments.limit, left))
         port += 2000
     table = [
         f"{entry['arm']:32} {entry['verdict']:10} expected {entry['expect']:10} {entry['seconds']:6.1f} s"

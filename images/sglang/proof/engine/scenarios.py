@@ -152,13 +152,15 @@ def _race(pair: Pair, rounds: int, requests: int = 4) -> Result:
         seen.append(entry)
     errors = sum(item["error"] is not None for entry in seen for item in entry)
     wrong = sum(item["wrong"] and item["error"] is None for entry in seen for item in entry)
-    verdict = "right" if wrong_rounds == 0 else "refused" if wrong == 0 else "wrong"
+    refused = sum("digest mismatch" in (item["error"] or "") for entry in seen for item in entry)
+    verdict = "right" if wrong_rounds == 0 else "wrong" if wrong else "refused" if refused == errors else "error"
     return {
         "verdict": verdict,
         "wrong_rounds": wrong_rounds,
         "of": rounds,
         "wrong_requests": wrong,
         "errors": errors,
+        "refused": refused,
         "requests": rounds * requests,
         "rounds": seen,
     }
@@ -195,11 +197,15 @@ def _chunks(pair: Pair, rounds: int) -> Result:
     seen = []
     for number in range(rounds):
         prompt = tokens(3000 + number, 6000)
-        cold, hit = pair.answer(prompt, 8), pair.answer(prompt, 8)
+        cold, hit = (pair.answer(prompt, 8, prefill_logprobs=False) for _ in range(2))
         if "error" in cold or "error" in hit:
             return {"verdict": "error", "answer": [cold, hit]}
         seen.append(
-            {"wrong": compare.damaged(hit, cold), "distances": [compare.distance(hit, cold, n) for n in (0, 1)]}
+            {
+                "wrong": compare.damaged(hit, cold, 1),
+                "tokens": [hit["output_ids"], cold["output_ids"]],
+                "distances": [compare.distance(hit, cold, position) for position in (1, 2)],
+            }
         )
     wrong = sum(entry["wrong"] for entry in seen)
     return {"verdict": "right" if wrong == 0 else "wrong", "wrong": wrong, "of": rounds, "rounds": seen}
@@ -209,7 +215,7 @@ def fence(port: int, logs: Path, rounds: int = 8) -> list[Arm]:
     """(c) The forward's fence on NIXL.
 
     0.5.17 itself waits for the whole forward, which hides the hole; the arms replace that by 0.5.23's default, an
-    early event, underneath. HiCache off.
+    early event, underneath. HiCache off. Prefill returns no logprobs, for which its host would wait in every chunk.
     """
     exposed = {"DSV4_LAB_EARLY_BARRIER": "1", "DSV4_LAB_FORWARD_DELAY": "600000000"}
     arms = []
@@ -315,12 +321,19 @@ def bounded(port: int, logs: Path, transports: str = "tcp,cuda_copy,self") -> li
     return arms
 
 
+def _only(make: Callable[[int, Path], list[Arm]], *names: str) -> Callable[[int, Path], list[Arm]]:
+    """The named arms of a scenario."""
+    return lambda port, logs: [arm for arm in make(port, logs) if arm.name in names]
+
+
 SCENARIOS: dict[str, Callable[[int, Path], list[Arm]]] = {
     "gates": gates,
     "gates-pair": gates_pair,
     "race2": race2,
     "fence": fence,
+    "fence-exposed": _only(fence, "fence-early-event", "fence-early-event-guard"),
     "digest": digest,
+    "digest-race": _only(digest, "digest-early-send-unguarded"),
     "bounded": bounded,
     "bounded-ipc": lambda port, logs: bounded(port, logs, "cuda_ipc,cuda_copy,cma,tcp,self"),
 }

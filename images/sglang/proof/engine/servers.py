@@ -177,12 +177,18 @@ class Pair:
             room = Pair._room
         return {"bootstrap_host": "127.0.0.1", "bootstrap_port": self.bootstrap, "bootstrap_room": room}
 
-    def answer(self, ids: list[int], count: int, decode: int = 0, timeout: float = 120) -> Answer:
-        """Decode's answer, with prefill's cache counts; {"error"} with both sides' words when either failed."""
+    def answer(
+        self, ids: list[int], count: int, decode: int = 0, timeout: float = 120, prefill_logprobs: bool = True
+    ) -> Answer:
+        """Decode's answer, with prefill's cache counts; {"error"} with both sides' words when either failed.
+
+        Logprobs on prefill make its host wait for every chunk's forward; without them the first position has none.
+        """
         extra, halves = self.room(), {}
 
         def prefill() -> None:
-            halves["prefill"] = self.prefill.generate(ids, count, extra, timeout)
+            fields = {**extra, **({} if prefill_logprobs else {"return_logprob": False, "top_logprobs_num": 0})}
+            halves["prefill"] = self.prefill.generate(ids, count, fields, timeout)
 
         thread = threading.Thread(target=prefill)
         thread.start()
