@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 import tomllib
 from pathlib import Path
 
-SGLANG = Path(__file__).resolve().parents[2] / "images" / "sglang"
-sys.path.insert(0, str(SGLANG / "src"))
+import dsv4_guard
+from dsv4_guard import releases
 
-import dsv4_guard  # noqa: E402
-from dsv4_guard import releases  # noqa: E402
+SGLANG = Path(__file__).resolve().parents[2] / "images" / "sglang"
 
 
 def project() -> dict[str, object]:

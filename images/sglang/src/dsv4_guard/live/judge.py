@@ -73,11 +73,9 @@ def loops(text: str) -> bool:
 
 def judge(completion: Completion, tools: Mapping[str, Any], matches: Callable[[Any, Any], bool]) -> str:
     """The outcome of one choice. `tools`: offered name -> parameter schema; `matches(schema, arguments)`."""
-    texts = [
-        completion.content,
-        *(call.arguments for call in completion.calls),
-        *(call.name for call in completion.calls),
-    ]
+    texts = [completion.content]
+    for call in completion.calls:
+        texts += [call.name, _plain(call.arguments)]
     if any(leaked(text) for text in texts):
         return "leaked"
     if any(loops(text) for text in texts):
@@ -85,6 +83,16 @@ def judge(completion: Completion, tools: Mapping[str, Any], matches: Callable[[A
     if not completion.calls or completion.cut:
         return "none"
     return worst(_call(call, tools, matches) for call in completion.calls)
+
+
+def _plain(arguments: str) -> str:
+    """Arguments as their reader sees them: an escaped marker is a marker."""
+    if "\\u" not in arguments:
+        return arguments
+    try:
+        return json.dumps(json.loads(arguments), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def _call(call: Call, tools: Mapping[str, Any], matches: Callable[[Any, Any], bool]) -> str:
