@@ -29,6 +29,7 @@ def test_an_event_that_cannot_be_read_fails_its_room_alone(value: Callable[..., 
     seen = value("transfer", "broken_event")
     assert seen["failed"]
     assert seen["other"]
+    assert seen["told"]
     assert "CUDA error" in seen["reason"]
 
 

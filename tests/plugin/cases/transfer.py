@@ -254,6 +254,7 @@ def broken_event() -> dict[str, Any]:
         "failed": until(lambda: manager.request_status[1] == KVPoll.Failed),
         "other": until(lambda: manager.request_status[2] == KVPoll.Success),
         "reason": manager.failure_records[1],
+        "told": until(lambda: [parts for _, parts in manager.told if parts[1] == b"1"] or manager.agent.notices),
     }
 
 

@@ -60,7 +60,7 @@ class ChunkSource:
             try:
                 action(self._manager, chunk)
             except Exception as error:
-                fail_room(self._manager, chunk.room, f"dsv4_guard: {type(error).__name__}: {error}")
+                end_room(self._manager, chunk.room, f"dsv4_guard: {type(error).__name__}: {error}")
                 break
         current.manager, current.chunk, current.since = self._manager, chunk, time.monotonic()
         return chunk
@@ -86,6 +86,15 @@ def fail_room(manager: Any, room: int, reason: str) -> None:
 
     manager.record_failure(room, reason)
     manager.update_status(room, KVPoll.Failed)
+
+
+def end_room(manager: Any, room: int, reason: str) -> None:
+    """Fail a room of which nothing is in flight, on both sides."""
+    from dsv4_guard.transfer import notice
+
+    tell = notice.teller(manager, room, hasattr(manager, "send_kv_status_message"))
+    fail_room(manager, room, reason)
+    tell(reason)
 
 
 def _worker(original: Callable[..., Any]) -> Callable[..., Any]:
