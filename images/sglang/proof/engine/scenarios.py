@@ -20,6 +20,7 @@ STOCK = {"SGLANG_PLUGINS": "dsv4_lab"}
 EARLY_OFF = {"SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0"}
 """What the operator renders on prefill."""
 LOADS = {"DSV4_LAB_LOAD_DELAY": "40000000"}
+DIGEST = {"DSV4_GUARD_INDEX_DIGEST": "1"}
 SLOW_LOADS = {"DSV4_LAB_LOAD_DELAY": "80000000"}
 PROMPT = tokens(7, 6000)
 Ask = Callable[[list[int], int], Answer]
@@ -198,6 +199,9 @@ def _chunks(pair: Pair, rounds: int) -> Result:
     for number in range(rounds):
         prompt = tokens(3000 + number, 6000)
         cold, hit = (pair.answer(prompt, 8, prefill_logprobs=False) for _ in range(2))
+        if "error" in cold and "digest mismatch" in str(cold):
+            seen.append({"wrong": True, "refused": True, "error": str(cold)[:300]})
+            continue
         if "error" in cold or "error" in hit:
             return {"verdict": "error", "answer": [cold, hit]}
         seen.append(
@@ -208,7 +212,9 @@ def _chunks(pair: Pair, rounds: int) -> Result:
             }
         )
     wrong = sum(entry["wrong"] for entry in seen)
-    return {"verdict": "right" if wrong == 0 else "wrong", "wrong": wrong, "of": rounds, "rounds": seen}
+    refused = sum(entry.get("refused", False) for entry in seen)
+    verdict = "right" if wrong == 0 else "refused" if refused == wrong else "wrong"
+    return {"verdict": verdict, "wrong": wrong, "refused": refused, "of": rounds, "rounds": seen}
 
 
 def fence(port: int, logs: Path, rounds: int = 8) -> list[Arm]:
@@ -216,6 +222,7 @@ def fence(port: int, logs: Path, rounds: int = 8) -> list[Arm]:
 
     0.5.17 itself waits for the whole forward, which hides the hole; the arms replace that by 0.5.23's default, an
     early event, underneath. HiCache off. Prefill returns no logprobs, for which its host would wait in every chunk.
+    Two ways to see damage: decode's answers, and index digests (an arm with the plugin whole but for its fence).
     """
     exposed = {"DSV4_LAB_EARLY_BARRIER": "1", "DSV4_LAB_FORWARD_DELAY": "600000000"}
     arms = []
@@ -223,9 +230,10 @@ def fence(port: int, logs: Path, rounds: int = 8) -> list[Arm]:
         ("fence-shipped", {**STOCK, "DSV4_LAB_FORWARD_DELAY": "600000000"}, "right"),
         ("fence-early-event", {**STOCK, **exposed}, "wrong"),
         ("fence-early-event-early-off", {**STOCK, **exposed, **EARLY_OFF}, "right"),
-        ("fence-early-event-guard", {**GUARD, **exposed}, "right"),
+        ("fence-early-event-digest", {**GUARD, **exposed, **DIGEST, "DSV4_GUARD_SKIP": "fence"}, "refused"),
+        ("fence-early-event-guard", {**GUARD, **exposed, **DIGEST}, "right"),
     ):
-        plugins = {"SGLANG_PLUGINS": environ["SGLANG_PLUGINS"]}
+        plugins = {name: value for name, value in environ.items() if not name.startswith("DSV4_LAB")}
         pair = Pair(name, port, logs, environ, plugins, hicache=False, chunk=2048)
         port += 200
         arms.append(Arm(name, pair.servers, _with_marker(_bound(_chunks, pair, rounds), pair.servers), expect))
@@ -235,7 +243,7 @@ def fence(port: int, logs: Path, rounds: int = 8) -> list[Arm]:
 def digest(port: int, logs: Path, rounds: int = 8) -> list[Arm]:
     """(e) Sampled digests of index-K: all verified with the plugin whole; damage refused with early send unguarded."""
     arms = []
-    environ = {**GUARD, **SLOW_LOADS, "DSV4_GUARD_INDEX_DIGEST": "1"}
+    environ = {**GUARD, **SLOW_LOADS, **DIGEST}
     for name, more, expect in (
         ("digest-whole", {}, "right"),
         ("digest-early-send-unguarded", {"DSV4_GUARD_SKIP": "early_send"}, "refused"),
@@ -331,7 +339,7 @@ SCENARIOS: dict[str, Callable[[int, Path], list[Arm]]] = {
     "gates-pair": gates_pair,
     "race2": race2,
     "fence": fence,
-    "fence-exposed": _only(fence, "fence-early-event", "fence-early-event-guard"),
+    "fence-exposed": _only(fence, "fence-early-event", "fence-early-event-digest", "fence-early-event-guard"),
     "digest": digest,
     "digest-race": _only(digest, "digest-early-send-unguarded"),
     "bounded": bounded,

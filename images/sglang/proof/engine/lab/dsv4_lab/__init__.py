@@ -2,8 +2,9 @@
 
 DSV4_LAB_UNGATE=none|index|indexer|all   which waits for HiCache's layer loads are taken away
 DSV4_LAB_LOAD_DELAY=cycles               slept on the load stream before every layer's copy from host
-DSV4_LAB_FORWARD_DELAY=cycles            slept on the forward stream before the first layer with index-K, which is after
-                                         the forward's only wait of the host (in layer 0's sparse prefill)
+DSV4_LAB_FORWARD_DELAY=cycles            slept on the forward stream before layer 4, the last with index-K: after the
+                                         forward's only wait of the host (in layer 0's sparse prefill), and with fewer
+                                         kernels behind it than the 1,024 launches after which the host waits
 DSV4_LAB_EARLY_BARRIER=1                 the scheduler waits for the forward's shared reads alone, as 0.5.23 does by
                                          default, not for the whole forward
 """
@@ -117,7 +118,7 @@ def _delay_layer(registry: Any, around: Any, cycles: int) -> None:
     import torch
 
     def layer(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.layer_id == 1:
+        if self.layer_id == 4:
             torch.cuda._sleep(cycles)
         return original(self, *args, **kwargs)
 
