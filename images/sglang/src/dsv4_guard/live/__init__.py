@@ -1,0 +1,1 @@
+"""Live traffic: validity of tool calls, counted without keeping content."""

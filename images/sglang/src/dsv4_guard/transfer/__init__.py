@@ -1,0 +1,1 @@
+"""NIXL transfer: the fence of the forward, the deadline, the handshake, checksum and digest."""

@@ -1,0 +1,124 @@
+"""Fence, deadline, handshake, early send, checksum and digest on the real classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+def test_upstream_drops_the_forwards_event(value: Callable[..., Any]) -> None:
+    assert value("transfer", "stock_event") == {"carried": []}
+
+
+def test_nothing_is_posted_before_the_forwards_event(value: Callable[..., Any]) -> None:
+    seen = value("transfer", "event")
+    assert seen["asked"]
+    assert seen["by"], "the queueing thread waited"
+    assert seen["posted_before"] == []
+    assert seen["posted"] == [[1, [0]]]
+    assert seen["done"]
+
+
+def test_an_event_belongs_to_one_chunk(value: Callable[..., Any]) -> None:
+    assert value("transfer", "sender_event") == {"events": [[True], []]}
+
+
+def test_an_event_that_cannot_be_read_fails_its_room_alone(value: Callable[..., Any]) -> None:
+    seen = value("transfer", "broken_event")
+    assert seen["failed"]
+    assert seen["other"]
+    assert seen["told"]
+    assert "CUDA error" in seen["reason"]
+
+
+def test_upstream_lets_one_stuck_transfer_block_its_worker(value: Callable[..., Any]) -> None:
+    assert value("transfer", "stock_stuck") == {"other": False}
+
+
+@pytest.mark.parametrize("settles", [False, True])
+def test_a_stuck_transfer_ends_on_both_sides_and_others_are_served(
+    value: Callable[..., Any], release: str, settles: bool
+) -> None:
+    seen = value("transfer", "stuck", settles=settles)
+    assert seen["other"]
+    assert seen["failed"]
+    assert seen["told"]
+    assert seen["held_meanwhile"] == (release == "0.5.17"), "source pages are kept where decode counts arrivals itself"
+    assert bool(seen["released"]) == (not settles)
+    if release == "0.5.17":
+        assert [notice[0] for notice in seen["notices"]] == ["decode-agent"]
+        assert seen["notices"][0][1].startswith("1_dsv4guard_fail_")
+    else:
+        failures = [message for message in seen["messages"] if message[1] == "1"]
+        assert [message[2] for message in failures] == ["0"]
+        assert "deadline 2 s" in failures[0][4]
+
+
+def test_decode_hears_of_the_failure(value: Callable[..., Any], release: str) -> None:
+    seen = value("transfer", "told_decode")
+    assert seen["failed"]
+    assert seen["reason"] == "late"
+    assert seen["other"] == 2
+    assert seen["rest"] == ([0] if release == "0.5.17" else "not used")
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "accepted"),
+    [
+        ("fp8", "fp8", True),
+        (None, "fp8", True),
+        ("fp8", None, True),
+        ("bf16", "bf16", True),
+        ("fp8", "bf16", False),
+        ("bf16", "fp8", False),
+        ("bf16", None, False),
+        (None, "bf16", False),
+        ("fp4", "fp8", False),
+    ],
+)
+def test_peers_of_different_formats_refuse(
+    value: Callable[..., Any], prefill: str | None, decode: str | None, accepted: bool
+) -> None:
+    """None is an engine without the plugin."""
+    seen = value("handshake", "pair", prefill=prefill, decode=decode)
+    assert seen["accepted"] is accepted
+    if not accepted:
+        assert "index_k:" in seen["error"]
+        assert "mismatch" in seen["error"]
+
+
+def test_early_send_waits_for_a_load_of_the_same_build(hosts: Callable[[str], Any]) -> None:
+    def sends(index: int, guarded: bool) -> Any:
+        outcome = hosts("0.5.17").run("early_send", "sends", consumer_index=index, guarded=guarded)
+        assert outcome.exit == 0, outcome.output
+        return outcome.value
+
+    assert sends(0, guarded=False) == [1, 2, 3], "upstream sends at once"
+    assert sends(0, guarded=True) == []
+    assert sends(-1, guarded=True) == [1, 2, 3]
+
+
+def test_the_kv_checksum_asserts_on_v4_upstream(hosts: Callable[[str], Any]) -> None:
+    assert hosts("0.5.23").run("checksum", "upstream").value == "asserts"
+
+
+def test_the_kv_checksum_covers_every_region_of_v4(hosts: Callable[[str], Any]) -> None:
+    outcome = hosts("0.5.23").run("checksum", "compared")
+    assert outcome.exit == 0, outcome.output
+    assert outcome.value.pop("before") is False
+    assert all(outcome.value.values()), outcome.value
+
+
+@pytest.mark.parametrize(
+    ("damage", "lost", "status"), [(False, False, "success"), (True, False, "failed"), (False, True, "success")]
+)
+def test_the_index_digest_tells_damage(hosts: Callable[[str], Any], damage: bool, lost: bool, status: str) -> None:
+    outcome = hosts("0.5.17").run("digest", "exchange", damage=damage, notice_lost=lost)
+    assert outcome.exit == 0, outcome.output
+    seen = outcome.value
+    assert seen["first"], "decode waits for the notice"
+    assert seen["status"] == status
+    assert ("digest mismatch" in seen["reason"]) == damage
+    assert not seen["room_kept"]
