@@ -1,0 +1,324 @@
+"""Triton kernels for index keys kept in bf16.
+
+Layout of one index-K buffer: `[pages, page_slots, dim]` bf16, seen by the engine as `[pages, page_slots * dim * 2]`
+uint8. There are no scales, so slot s of the pool is row s of one dense `[slots, dim]` matrix.
+
+Nothing here is specific to one GPU generation: plain loads, `tl.dot` and reductions, which Triton lowers to the matrix
+instructions of the chip at hand. The launchers are in `launch.py`.
+"""
+
+# Triton reads the annotations of a kernel's parameters at run time, so they must not be strings.
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def product(a, b, COMPILED: tl.constexpr):
+    """`a @ b` of bf16 operands, summed in fp32. Triton's interpreter has no bf16 dot; there fp32 gives the same products."""
+    if COMPILED:
+        return tl.dot(a, b)
+    else:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+
+
+@triton.jit
+def nearest_bf16(x, COMPILED: tl.constexpr):
+    """fp32 rounded to the nearest bf16, ties to even. Triton's interpreter truncates, so there the bits are rounded first."""
+    if COMPILED:
+        return x.to(tl.bfloat16)
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        return bits.to(tl.float32, bitcast=True).to(tl.bfloat16)
+
+
+@triton.jit
+def hadamard_bf16(DIM: tl.constexpr):
+    """The Sylvester Hadamard matrix of DIM rows, entries +1 and -1 (exact in bf16), not normalised.
+
+    Entry (i, j) is -1 to the number of bits that i and j share. It is symmetric, so it serves on either side.
+    """
+    index = tl.arange(0, DIM)
+    shared = index[:, None] & index[None, :]
+    shared = shared ^ (shared >> 4)
+    shared = shared ^ (shared >> 2)
+    shared = shared ^ (shared >> 1)
+    return (1 - 2 * (shared & 1)).to(tl.float32).to(tl.bfloat16)
+
+
+@triton.jit
+def rotate(x, DIM: tl.constexpr, COMPILED: tl.constexpr):
+    """`x @ Hadamard / sqrt(DIM)` for fp32 rows, on the matrix units and still with about 16 bits of mantissa.
+
+    The matrix is exact in bf16; x is split into two bf16 terms, whose products are then exact in fp32. What is lost is
+    2^-17 of a value, 1/512 of the bf16 step that the result is rounded to.
+    """
+    matrix = hadamard_bf16(DIM)
+    high = nearest_bf16(x, COMPILED)
+    low = nearest_bf16(x - high.to(tl.float32), COMPILED)
+    return (product(low, matrix, COMPILED) + product(high, matrix, COMPILED)) * (1.0 / DIM**0.5)
+
+
+@triton.jit
+def rope_tail(own, other, freqs_ptr, position, dims, keep, DIM: tl.constexpr, ROPE: tl.constexpr):
+    """Interleaved RoPE on the last ROPE of DIM values: pairs (2i, 2i+1) turned by the complex number freqs[position, i].
+
+    `own` and `other` are `[rows, DIM]`: the value of each dim, and of its partner in the pair.
+    """
+    tail = dims >= DIM - ROPE
+    pair = (dims - (DIM - ROPE)) & -2
+    base = freqs_ptr + position.to(tl.int64)[:, None] * ROPE + pair[None, :]
+    use = keep[:, None] & tail[None, :]
+    cosine = tl.load(base, mask=use, other=1.0)
+    sine = tl.load(base + 1, mask=use, other=0.0)
+    sign = tl.where((dims & 1) == 0, -1.0, 1.0)
+    return own * cosine + other * sine * sign[None, :]
+
+
+@triton.jit
+def store_keys_kernel(
+    x_ptr,
+    plan_ptr,
+    weight_ptr,
+    freqs_ptr,
+    loc_ptr,
+    out_ptr,
+    rows,
+    eps,
+    DECODE: tl.constexpr,
+    RATIO: tl.constexpr,
+    DIM: tl.constexpr,
+    ROPE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
+    """RMS norm, RoPE, Hadamard and bf16 store of BLOCK compressed keys a program.
+
+    `plan` is the engine's compress plan, four int32 a row. Decode: the first is the sequence length; the row produces a
+    key only when it is a multiple of RATIO; its slot is loc[row]. Prefill: the first is the length at which the key is
+    complete (all bits set: unused row), the low 16 bits of the second are the index into loc. The key stands at
+    position length - RATIO.
+    """
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    keep = row < rows
+    length = tl.load(plan_ptr + row * 4, mask=keep, other=-1)
+    if DECODE:
+        keep = keep & (length > 0) & (length % RATIO == 0)
+        source = row
+    else:
+        keep = keep & (length != -1)
+        source = tl.load(plan_ptr + row * 4 + 1, mask=keep, other=0) & 0xFFFF
+    slot = tl.load(loc_ptr + source, mask=keep, other=0).to(tl.int64)
+    dims = tl.arange(0, DIM)
+    partner = dims ^ 1
+    base = x_ptr + row.to(tl.int64)[:, None] * DIM
+    own = tl.load(base + dims[None, :], mask=keep[:, None], other=0.0).to(tl.float32)
+    other = tl.load(base + partner[None, :], mask=keep[:, None], other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(own * own, axis=1) / DIM + eps)
+    own = own * scale[:, None] * tl.load(weight_ptr + dims).to(tl.float32)[None, :]
+    other = other * scale[:, None] * tl.load(weight_ptr + partner).to(tl.float32)[None, :]
+    turned = rope_tail(own, other, freqs_ptr, length - RATIO, dims, keep, DIM, ROPE)
+    value = rotate(turned, DIM, COMPILED)
+    tl.store(out_ptr + slot[:, None] * DIM + dims[None, :], nearest_bf16(value, COMPILED), mask=keep[:, None])
+
+
+@triton.jit
+def store_rotated_kernel(x_ptr, loc_ptr, out_ptr, rows, DIM: tl.constexpr, BLOCK: tl.constexpr, COMPILED: tl.constexpr):
+    """bf16 store of BLOCK finished keys (norm, RoPE and Hadamard done) a program into the slots of loc."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    keep = row < rows
+    slot = tl.load(loc_ptr + row, mask=keep, other=0).to(tl.int64)
+    dims = tl.arange(0, DIM)
+    value = tl.load(x_ptr + row.to(tl.int64)[:, None] * DIM + dims[None, :], mask=keep[:, None], other=0.0)
+    value = nearest_bf16(value.to(tl.float32), COMPILED)
+    tl.store(out_ptr + slot[:, None] * DIM + dims[None, :], value, mask=keep[:, None])
+
+
+@triton.jit
+def query_kernel(
+    x_ptr,
+    gate_ptr,
+    freqs_ptr,
+    position_ptr,
+    q_ptr,
+    weight_ptr,
+    pairs,
+    x_stride,
+    gate_stride,
+    gate_scale,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    ROPE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
+    """RoPE and Hadamard of BLOCK query heads a program, kept in bf16, and the head weights in fp32, unquantised.
+
+    Head h of row r is `pairs` index r * HEADS + h.
+    """
+    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    keep = pair < pairs
+    row = pair // HEADS
+    head = pair % HEADS
+    position = tl.load(position_ptr + row, mask=keep, other=0)
+    dims = tl.arange(0, DIM)
+    base = x_ptr + (row.to(tl.int64) * x_stride + head * DIM)[:, None]
+    own = tl.load(base + dims[None, :], mask=keep[:, None], other=0.0).to(tl.float32)
+    other = tl.load(base + (dims ^ 1)[None, :], mask=keep[:, None], other=0.0).to(tl.float32)
+    value = rotate(rope_tail(own, other, freqs_ptr, position, dims, keep, DIM, ROPE), DIM, COMPILED)
+    tl.store(
+        q_ptr + pair.to(tl.int64)[:, None] * DIM + dims[None, :], nearest_bf16(value, COMPILED), mask=keep[:, None]
+    )
+    gate = tl.load(gate_ptr + row.to(tl.int64) * gate_stride + head, mask=keep, other=0.0).to(tl.float32)
+    tl.store(weight_ptr + pair, gate * gate_scale, mask=keep)
+
+
+@triton.jit
+def tile_pages(table, tile, last, lane, PAGE: tl.constexpr, PAGES: tl.constexpr, COMPILED: tl.constexpr):
+    """The page of every slot of one tile. Pages past `last`, the row's last page, repeat it: no slot there is used.
+
+    Compiled, the entry is read by a PTX load that the compiler does not know for a load. A plain one would be made a
+    pipeline stage of its own, with a full wait on it in every step, and the key loads would no longer overlap.
+    """
+    page = tl.zeros_like(lane)
+    for i in tl.static_range(PAGES):
+        source = table + tl.minimum(tile * PAGES + i, last)
+        if COMPILED:
+            entry = tl.inline_asm_elementwise(
+                "ld.global.b32 $0, [$1];", "=r,l", [source], dtype=tl.int32, is_pure=True, pack=1
+            )
+        else:
+            entry = tl.load(source)
+        page = tl.where(lane // PAGE == i, entry, page)
+    return page
+
+
+@triton.jit
+def decode_logits_kernel(
+    q_ptr,
+    weight_ptr,
+    k_ptr,
+    table_ptr,
+    length_ptr,
+    out_ptr,
+    table_stride,
+    out_stride,
+    columns,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    PAGES: tl.constexpr,
+    STAGES: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
+    """Scores of one query row over every num_splits-th tile of PAGES pages.
+
+    Grid (rows, splits), rows fastest: rows of one request (speculative verify) meet in the cache. The grid comes from
+    captured maxima; the true lengths are read here, so programs without work leave at once.
+    """
+    row = tl.program_id(0)
+    split = tl.program_id(1)
+    splits = tl.num_programs(1)
+    TILE: tl.constexpr = PAGE * PAGES
+    length = tl.minimum(tl.load(length_ptr + row).to(tl.int32), columns)
+    tiles = tl.cdiv(length, TILE)
+    if split < tiles:
+        heads = tl.arange(0, HEADS)
+        dims = tl.arange(0, DIM)
+        lane = tl.arange(0, TILE)
+        wide = row.to(tl.int64)
+        query = tl.load(q_ptr + wide * (HEADS * DIM) + heads[None, :] * DIM + dims[:, None])
+        weight = tl.load(weight_ptr + wide * HEADS + heads)
+        table = table_ptr + wide * table_stride
+        last = tl.cdiv(length, PAGE) - 1
+        # The pages of the next tile are read one step ahead, so that no key load waits for them.
+        page = tile_pages(table, split, last, lane, PAGE, PAGES, COMPILED)
+        for tile in tl.range(split, tiles, splits, num_stages=STAGES):
+            here = page
+            page = tile_pages(table, tile + splits, last, lane, PAGE, PAGES, COMPILED)
+            slot = tile * TILE + lane
+            inside = slot < length
+            source = here.to(tl.int64) * PAGE + lane % PAGE
+            keys = tl.load(k_ptr + source[:, None] * DIM + dims[None, :], mask=inside[:, None], other=0.0)
+            score = product(keys, query, COMPILED)
+            score = tl.sum(tl.maximum(score, 0.0) * weight[None, :], axis=1)
+            tl.store(out_ptr + wide * out_stride + slot, tl.where(inside, score, float("-inf")), mask=slot < columns)
+
+
+@triton.jit
+def prefill_logits_kernel(
+    q_ptr,
+    weight_ptr,
+    k_ptr,
+    table_ptr,
+    length_ptr,
+    out_ptr,
+    rows,
+    table_stride,
+    out_stride,
+    columns,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    PAGES: tl.constexpr,
+    ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+    STAGES: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
+    """Scores of ROWS query rows over one tile of PAGES pages: the keys stay, the queries stream past, STEP at a time.
+
+    Rows of several requests may meet in one program. Consecutive rows share the loaded keys while they need no page that
+    the first of them does not need, and the page table gives the same pages; otherwise the keys are loaded again. So
+    the result never depends on how rows are grouped.
+    """
+    tile = tl.program_id(0)
+    first = tl.program_id(1) * ROWS
+    TILE: tl.constexpr = PAGE * PAGES
+    local = tl.arange(0, ROWS)
+    known = first + local < rows
+    length = tl.load(length_ptr + first + local, mask=known, other=0).to(tl.int32)
+    length = tl.minimum(length, columns)
+    begin = tile * TILE
+    active = length > begin
+    start = tl.min(tl.where(active, local, ROWS), axis=0)
+    if start < ROWS:
+        order = tl.arange(0, PAGES)
+        need = length[:, None] > begin + order[None, :] * PAGE
+        entries = table_ptr + (first + local).to(tl.int64)[:, None] * table_stride + tile * PAGES + order[None, :]
+        pages = tl.load(entries, mask=need, other=-1).to(tl.int32)
+        lane = tl.arange(0, TILE)
+        heads = tl.arange(0, STEP * HEADS)
+        dims = tl.arange(0, DIM)
+        column = begin + lane
+        while start < ROWS:
+            shared = tl.max(tl.where((local == start)[:, None], pages, -1), axis=0)
+            strange = tl.max((need & (pages != shared[None, :])).to(tl.int32), axis=1)
+            stop = tl.min(tl.where((local > start) & (strange != 0), local, ROWS), axis=0)
+            stop = tl.minimum(stop, rows - first)
+            page = tl.max(tl.where((lane // PAGE)[:, None] == order[None, :], shared[None, :], -1), axis=1)
+            source = tl.maximum(page, 0).to(tl.int64) * PAGE + lane % PAGE
+            keys = tl.load(k_ptr + source[:, None] * DIM + dims[None, :], mask=(page >= 0)[:, None], other=0.0)
+            for r in tl.range(start, stop, STEP, num_stages=STAGES):
+                at = first + r
+                # The last step of a run may reach past it: clamped here, its stores masked below.
+                inner = tl.minimum(heads // HEADS, stop - 1 - r) * HEADS + heads % HEADS
+                head = at.to(tl.int64) * HEADS + inner
+                query = tl.load(q_ptr + head[None, :] * DIM + dims[:, None])
+                weight = tl.load(weight_ptr + head)
+                score = tl.maximum(product(keys, query, COMPILED), 0.0) * weight[None, :]
+                if STEP == 1:
+                    total = tl.sum(score, axis=1)
+                    limit = tl.minimum(tl.load(length_ptr + at).to(tl.int32), columns)
+                    target = out_ptr + at.to(tl.int64) * out_stride + column
+                    tl.store(target, tl.where(column < limit, total, float("-inf")), mask=column < columns)
+                else:
+                    total = tl.sum(tl.reshape(score, [TILE, STEP, HEADS]), axis=2)
+                    step = tl.arange(0, STEP)
+                    mine = r + step < stop
+                    limit = tl.minimum(tl.load(length_ptr + at + step, mask=mine, other=0).to(tl.int32), columns)
+                    target = out_ptr + (at + step).to(tl.int64)[None, :] * out_stride + column[:, None]
+                    inside = column[:, None] < limit[None, :]
+                    write = (column < columns)[:, None] & mine[None, :]
+                    tl.store(target, tl.where(inside, total, float("-inf")), mask=write)
+            start = tl.min(tl.where((local >= stop) & active, local, ROWS), axis=0)

@@ -1,0 +1,332 @@
+"""Launching the kernels of `kernels.py`: shapes checked, grids and block sizes chosen without tuning runs.
+
+All launchers work on the current stream, allocate only their outputs, read nothing back from the device, and derive
+their grids from shapes alone, so they can be captured in a CUDA graph and replayed with other lengths and pages.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+
+from dsv4_guard.bf16 import kernels
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PAGE_SLOTS = 64
+"""Slots of one page: 256 tokens, four to a slot."""
+ROW_ALIGN = 256
+"""Columns that the stride of a logits row is rounded up to, as DeepGEMM does; the engine's top-k wants 16-byte rows."""
+DECODE_ROWS = 64
+"""Up to this many query rows each row walks its own keys; with more, rows share key tiles."""
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """Block sizes of the decode kernel."""
+
+    pages: int
+    """Pages of one key tile."""
+    stages: int
+    """Key tiles in flight."""
+    warps: int
+    waves: int
+    """Programs wanted per multiprocessor, all splits of all rows together."""
+
+
+@dataclass(frozen=True)
+class PrefillConfig:
+    """Block sizes of the prefill kernel."""
+
+    pages: int
+    """Pages of the key tile that stays."""
+    rows: int
+    """Query rows of one program."""
+    step: int
+    """Query rows of one product."""
+    stages: int
+    """Query tiles in flight."""
+    warps: int
+    registers: int | None
+    """Cap of registers per thread, where two programs per multiprocessor depend on it."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What of a device decides the block sizes."""
+
+    processors: int
+    shared: int
+    """Shared memory that one program may have, bytes."""
+
+
+@functools.cache
+def chip(device: torch.device) -> Chip:
+    """The chip behind `device`; on a CPU, where the interpreter runs, small fixed numbers."""
+    if device.type != "cuda":
+        return Chip(processors=4, shared=232448)
+    properties: Any = torch.cuda.get_device_properties(device)
+    return Chip(processors=properties.multi_processor_count, shared=properties.shared_memory_per_block_optin)
+
+
+def decode_config(of: Chip) -> DecodeConfig:
+    """32 KB key tiles, three in flight, two programs per multiprocessor (H100, H200, B200); 16 KB tiles where shared
+    memory is 100 KB (SM120)."""
+    if of.shared >= 200 * 1024:
+        return DecodeConfig(pages=2, stages=3, warps=4, waves=8)
+    return DecodeConfig(pages=1, stages=4, warps=4, waves=8)
+
+
+def prefill_config(of: Chip) -> PrefillConfig:
+    """64 KB of keys against a stream of 16 KB queries; half of it where shared memory is 100 KB."""
+    if of.shared >= 200 * 1024:
+        return PrefillConfig(pages=4, rows=64, step=1, stages=2, warps=8, registers=128)
+    return PrefillConfig(pages=2, rows=64, step=1, stages=2, warps=4, registers=None)
+
+
+def decode_splits(rows: int, columns: int, config: DecodeConfig, processors: int) -> int:
+    """Programs per row: enough for `waves` per multiprocessor, never more than a row of full width has tiles."""
+    tiles = max(1, triton.cdiv(columns, config.pages * PAGE_SLOTS))
+    return max(1, min(tiles, triton.cdiv(processors * config.waves, max(1, rows))))
+
+
+def _compiled(tensor: Tensor) -> bool:
+    return tensor.device.type == "cuda"
+
+
+def _need(ok: bool, what: str) -> None:
+    if not ok:
+        raise ValueError(f"bf16 index-K kernel: {what}")
+
+
+def allocate_logits(rows: int, columns: int, device: torch.device) -> Tensor:
+    """Uninitialised fp32 `[rows, columns]` whose rows start at multiples of ROW_ALIGN columns."""
+    width = triton.cdiv(columns, ROW_ALIGN) * ROW_ALIGN
+    return torch.empty((rows, width), dtype=torch.float32, device=device)[:, :columns]
+
+
+def store_keys(
+    compressed: Tensor,
+    plan: Tensor,
+    *,
+    decode: bool,
+    ratio: int,
+    norm_weight: Tensor,
+    norm_eps: float,
+    freqs: Tensor,
+    loc: Tensor,
+    buffer: Tensor,
+) -> None:
+    """Norm, RoPE, Hadamard and bf16 store of compressed keys.
+
+    compressed `[rows, dim]`; plan `[rows, 16]` uint8 as the engine's compressor makes it; freqs `[positions, rope]` fp32,
+    cosine and sine in turn; loc int64, pool slots; buffer `[pages, page bytes]` uint8 or any view of it.
+    """
+    rows, dim = compressed.shape
+    if rows == 0:
+        return
+    _need(compressed.is_contiguous(), "compressed keys are not contiguous")
+    _need(
+        plan.shape == (rows, 16) and plan.dtype == torch.uint8 and plan.is_contiguous(), "plan is not [rows, 16] uint8"
+    )
+    _need(freqs.dtype == torch.float32 and freqs.is_contiguous(), "RoPE table is not contiguous fp32")
+    _need(norm_weight.shape == (dim,) and norm_weight.is_contiguous(), "norm weight does not fit the keys")
+    _need(loc.is_contiguous() and loc.shape[0] >= (rows if decode else 0), "fewer slots than keys")
+    keys = key_rows(buffer, dim)
+    block = 16
+    kernels.store_keys_kernel[(triton.cdiv(rows, block),)](
+        compressed,
+        plan.view(torch.int32),
+        norm_weight,
+        freqs,
+        loc,
+        keys,
+        rows,
+        norm_eps,
+        DECODE=decode,
+        RATIO=ratio,
+        DIM=dim,
+        ROPE=freqs.shape[-1],
+        BLOCK=block,
+        COMPILED=_compiled(compressed),
+        num_warps=4,
+    )
+
+
+def store_rotated(rotated: Tensor, loc: Tensor, buffer: Tensor) -> None:
+    """bf16 store of finished keys `[rows, dim]` into the slots `loc`."""
+    rows, dim = rotated.shape
+    if rows == 0:
+        return
+    _need(rotated.is_contiguous() and loc.is_contiguous() and loc.shape == (rows,), "keys and slots do not match")
+    block = 16
+    kernels.store_rotated_kernel[(triton.cdiv(rows, block),)](
+        rotated, loc, key_rows(buffer, dim), rows, DIM=dim, BLOCK=block, COMPILED=_compiled(rotated), num_warps=4
+    )
+
+
+def key_rows(buffer: Tensor, dim: int) -> Tensor:
+    """`[slots, dim]` bf16 view of an index-K buffer. ValueError when it is not dense pages of such rows."""
+    _need(buffer.is_contiguous(), "index-K buffer is not contiguous")
+    flat = buffer.view(-1)
+    size = flat.numel() * flat.element_size()
+    _need(
+        size % (PAGE_SLOTS * dim * 2) == 0, f"index-K buffer of {size} bytes is not pages of {PAGE_SLOTS} x {dim} bf16"
+    )
+    return flat.view(torch.bfloat16).view(-1, dim)
+
+
+def prepare_query(
+    q: Tensor, gate: Tensor, gate_scale: float, freqs: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(bf16 query `[rows, heads, dim]` with RoPE and Hadamard, fp32 head weights `[rows, heads]`).
+
+    q `[rows, heads, dim]`, heads contiguous; gate `[rows, heads]`; freqs as in store_keys; positions `[rows]`.
+    """
+    rows, heads, dim = q.shape
+    query = torch.empty((rows, heads, dim), dtype=torch.bfloat16, device=q.device)
+    weight = torch.empty((rows, heads), dtype=torch.float32, device=q.device)
+    if rows == 0:
+        return query, weight
+    _need(q.stride(2) == 1 and q.stride(1) == dim, "query heads are not contiguous")
+    _need(gate.shape == (rows, heads) and gate.stride(1) == 1, "head weights do not fit the query")
+    _need(positions.shape[0] >= rows and positions.is_contiguous(), "fewer positions than query rows")
+    _need(freqs.dtype == torch.float32 and freqs.is_contiguous(), "RoPE table is not contiguous fp32")
+    block = 64
+    kernels.query_kernel[(triton.cdiv(rows * heads, block),)](
+        q,
+        gate,
+        freqs,
+        positions,
+        query,
+        weight,
+        rows * heads,
+        q.stride(0),
+        gate.stride(0),
+        gate_scale,
+        HEADS=heads,
+        DIM=dim,
+        ROPE=freqs.shape[-1],
+        BLOCK=block,
+        COMPILED=_compiled(q),
+        num_warps=4,
+    )
+    return query, weight
+
+
+def _checked(
+    query: Tensor, weight: Tensor, buffer: Tensor, table: Tensor, lengths: Tensor, columns: int, out: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    rows, heads, dim = query.shape
+    _need(query.dtype == torch.bfloat16 and query.is_contiguous(), "query is not contiguous bf16")
+    _need(weight.shape == (rows, heads) and weight.dtype == torch.float32 and weight.is_contiguous(), "head weights")
+    _need(table.dim() == 2 and table.shape[0] >= rows and table.stride(1) == 1, "page table does not fit the query")
+    _need(table.dtype == torch.int32, "page table is not int32")
+    _need(lengths.dim() == 1 and lengths.shape[0] >= rows and lengths.is_contiguous(), "lengths do not fit the query")
+    _need(columns <= table.shape[1] * PAGE_SLOTS, f"{columns} columns need more pages than the table has")
+    if out is None:
+        out = allocate_logits(rows, columns, query.device)
+    _need(out.shape == (rows, columns) and out.dtype == torch.float32 and out.stride(1) == 1, "output does not fit")
+    return key_rows(buffer, dim), out
+
+
+def decode_logits(
+    query: Tensor,
+    weight: Tensor,
+    buffer: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    columns: int,
+    *,
+    out: Tensor | None = None,
+    config: DecodeConfig | None = None,
+) -> Tensor:
+    """fp32 `[rows, columns]`: score of every slot below lengths[row]; rows walk their keys alone (decode, verify).
+
+    Columns from lengths[row] to the end of its last key tile are -inf; what lies beyond is left as it was (top-k stops
+    at the length). Pages beyond the length are not read.
+    """
+    keys, out = _checked(query, weight, buffer, table, lengths, columns, out)
+    rows, heads, dim = query.shape
+    if rows == 0 or columns == 0:
+        return out
+    of = chip(query.device)
+    config = config or decode_config(of)
+    kernels.decode_logits_kernel[(rows, decode_splits(rows, columns, config, of.processors))](
+        query,
+        weight,
+        keys,
+        table,
+        lengths,
+        out,
+        table.stride(0),
+        out.stride(0),
+        columns,
+        HEADS=heads,
+        DIM=dim,
+        PAGE=PAGE_SLOTS,
+        PAGES=config.pages,
+        STAGES=config.stages,
+        COMPILED=_compiled(query),
+        num_warps=config.warps,
+    )
+    return out
+
+
+def prefill_logits(
+    query: Tensor,
+    weight: Tensor,
+    buffer: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    columns: int,
+    *,
+    out: Tensor | None = None,
+    config: PrefillConfig | None = None,
+) -> Tensor:
+    """As decode_logits, for many rows: neighbours that see the same pages share the loaded keys (prefill, extend)."""
+    keys, out = _checked(query, weight, buffer, table, lengths, columns, out)
+    rows, heads, dim = query.shape
+    if rows == 0 or columns == 0:
+        return out
+    config = config or prefill_config(chip(query.device))
+    options: dict[str, Any] = {"num_warps": config.warps}
+    if config.registers is not None and _compiled(query):
+        options["maxnreg"] = config.registers
+    grid = (triton.cdiv(columns, config.pages * PAGE_SLOTS), triton.cdiv(rows, config.rows))
+    kernels.prefill_logits_kernel[grid](
+        query,
+        weight,
+        keys,
+        table,
+        lengths,
+        out,
+        rows,
+        table.stride(0),
+        out.stride(0),
+        columns,
+        HEADS=heads,
+        DIM=dim,
+        PAGE=PAGE_SLOTS,
+        PAGES=config.pages,
+        ROWS=config.rows,
+        STEP=config.step,
+        STAGES=config.stages,
+        COMPILED=_compiled(query),
+        **options,
+    )
+    return out
+
+
+def logits(
+    query: Tensor, weight: Tensor, buffer: Tensor, table: Tensor, lengths: Tensor, columns: int, *, walk: bool
+) -> Tensor:
+    """The kernel that fits: rows alone when `walk` (decode, verify, capture) or when there are few of them."""
+    if walk or query.shape[0] <= DECODE_ROWS:
+        return decode_logits(query, weight, buffer, table, lengths, columns)
+    return prefill_logits(query, weight, buffer, table, lengths, columns)
