@@ -1,4 +1,4 @@
-"""Kernels run under Triton's interpreter: the switch is read when a kernel is defined, so it is set before any import."""
+"""Kernels run under Triton's interpreter: the switch is read when a kernel is defined, so it is set before imports."""
 
 from __future__ import annotations
 

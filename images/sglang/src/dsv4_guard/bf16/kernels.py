@@ -7,6 +7,7 @@ Nothing here is specific to one GPU generation: plain loads, `tl.dot` and reduct
 instructions of the chip at hand. The launchers are in `launch.py`.
 """
 
+# ruff: noqa: N803, N806 - compile-time constants are written in capitals, as everywhere in Triton
 # Triton reads the annotations of a kernel's parameters at run time, so they must not be strings.
 import triton
 import triton.language as tl
@@ -14,22 +15,20 @@ import triton.language as tl
 
 @triton.jit
 def product(a, b, COMPILED: tl.constexpr):
-    """`a @ b` of bf16 operands, summed in fp32. Triton's interpreter has no bf16 dot; there fp32 gives the same products."""
+    """`a @ b` of bf16 operands, summed in fp32. Triton's interpreter has no bf16 dot; fp32 has the same products."""
     if COMPILED:
         return tl.dot(a, b)
-    else:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
 
 
 @triton.jit
 def nearest_bf16(x, COMPILED: tl.constexpr):
-    """fp32 rounded to the nearest bf16, ties to even. Triton's interpreter truncates, so there the bits are rounded first."""
+    """fp32 rounded to the nearest bf16, ties to even. Triton's interpreter truncates, so there the bits are rounded."""
     if COMPILED:
         return x.to(tl.bfloat16)
-    else:
-        bits = x.to(tl.int32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
-        return bits.to(tl.float32, bitcast=True).to(tl.bfloat16)
+    bits = x.to(tl.int32, bitcast=True)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+    return bits.to(tl.float32, bitcast=True).to(tl.bfloat16)
 
 
 @triton.jit
@@ -61,7 +60,7 @@ def rotate(x, DIM: tl.constexpr, COMPILED: tl.constexpr):
 
 @triton.jit
 def rope_tail(own, other, freqs_ptr, position, dims, keep, DIM: tl.constexpr, ROPE: tl.constexpr):
-    """Interleaved RoPE on the last ROPE of DIM values: pairs (2i, 2i+1) turned by the complex number freqs[position, i].
+    """Interleaved RoPE on the last ROPE of DIM values: pairs (2i, 2i+1) turned by the complex freqs[position, i].
 
     `own` and `other` are `[rows, DIM]`: the value of each dim, and of its partner in the pair.
     """
@@ -268,9 +267,9 @@ def prefill_logits_kernel(
 ):
     """Scores of ROWS query rows over one tile of PAGES pages: the keys stay, the queries stream past, STEP at a time.
 
-    Rows of several requests may meet in one program. Consecutive rows share the loaded keys while they need no page that
-    the first of them does not need, and the page table gives the same pages; otherwise the keys are loaded again. So
-    the result never depends on how rows are grouped.
+    Rows of several requests may meet in one program. Consecutive rows share the loaded keys while they need no page
+    that the first of them does not need, and the page table gives the same pages; otherwise the keys are loaded again.
+    So the result never depends on how rows are grouped.
     """
     tile = tl.program_id(0)
     first = tl.program_id(1) * ROWS

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
-
 from dsv4_guard.bf16 import kernels
 
 if TYPE_CHECKING:
@@ -124,8 +123,8 @@ def store_keys(
 ) -> None:
     """Norm, RoPE, Hadamard and bf16 store of compressed keys.
 
-    compressed `[rows, dim]`; plan `[rows, 16]` uint8 as the engine's compressor makes it; freqs `[positions, rope]` fp32,
-    cosine and sine in turn; loc int64, pool slots; buffer `[pages, page bytes]` uint8 or any view of it.
+    compressed `[rows, dim]`; plan `[rows, 16]` uint8 as the engine's compressor makes it; freqs `[positions, rope]`
+    fp32, cosine and sine in turn; loc int64, pool slots; buffer `[pages, page bytes]` uint8 or any view of it.
     """
     rows, dim = compressed.shape
     if rows == 0:
