@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import types
-from typing import Any
-
 from dsv4_guard import patching
-from dsv4_guard.bf16 import pool as parts
-from dsv4_guard.bf16 import targets, wiring
+from dsv4_guard.bf16 import wiring
 
 
 def run_scheduler_process(version: str) -> None:

@@ -3,6 +3,7 @@
 Layout of one index-K buffer: `[pages, page_slots, dim]` bf16, seen by the engine as `[pages, page_slots * dim * 2]`
 uint8. There are no scales, so slot s of the pool is row s of one dense `[slots, dim]` matrix.
 
+Sizes and the alignment of rows are kept out of Triton's specialisation: a batch of another size must not compile anew.
 Nothing here is specific to one GPU generation: plain loads, `tl.dot` and reductions, which Triton lowers to the matrix
 instructions of the chip at hand. The launchers are in `launch.py`.
 """
@@ -74,7 +75,7 @@ def rope_tail(own, other, freqs_ptr, position, dims, keep, DIM: tl.constexpr, RO
     return own * cosine + other * sine * sign[None, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["loc_ptr"])
 def store_keys_kernel(
     x_ptr,
     plan_ptr,
@@ -121,7 +122,7 @@ def store_keys_kernel(
     tl.store(out_ptr + slot[:, None] * DIM + dims[None, :], nearest_bf16(value, COMPILED), mask=keep[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["loc_ptr"])
 def store_rotated_kernel(x_ptr, loc_ptr, out_ptr, rows, DIM: tl.constexpr, BLOCK: tl.constexpr, COMPILED: tl.constexpr):
     """bf16 store of BLOCK finished keys (norm, RoPE and Hadamard done) a program into the slots of loc."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -133,7 +134,7 @@ def store_rotated_kernel(x_ptr, loc_ptr, out_ptr, rows, DIM: tl.constexpr, BLOCK
     tl.store(out_ptr + slot[:, None] * DIM + dims[None, :], value, mask=keep[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "gate_stride"], do_not_specialize_on_alignment=["position_ptr", "gate_ptr"])
 def query_kernel(
     x_ptr,
     gate_ptr,
@@ -192,7 +193,7 @@ def tile_pages(table, tile, last, lane, PAGE: tl.constexpr, PAGES: tl.constexpr,
     return page
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "columns"], do_not_specialize_on_alignment=["table_ptr", "length_ptr"])
 def decode_logits_kernel(
     q_ptr,
     weight_ptr,
@@ -244,7 +245,9 @@ def decode_logits_kernel(
             tl.store(out_ptr + wide * out_stride + slot, tl.where(inside, score, float("-inf")), mask=slot < columns)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["rows", "table_stride", "columns"], do_not_specialize_on_alignment=["table_ptr", "length_ptr"]
+)
 def prefill_logits_kernel(
     q_ptr,
     weight_ptr,

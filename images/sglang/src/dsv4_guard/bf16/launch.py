@@ -329,3 +329,32 @@ def logits(
     if walk or query.shape[0] <= DECODE_ROWS:
         return decode_logits(query, weight, buffer, table, lengths, columns)
     return prefill_logits(query, weight, buffer, table, lengths, columns)
+
+
+def warm(buffer: Tensor, heads: int = 64, dim: int = 128, rope: int = 64) -> None:
+    """Compile every kernel for the device of `buffer` and run it with nothing to do, so that no request waits for it.
+
+    The types are those of the engine: fp32 compressed keys and norm weight, bf16 query and head weights.
+    """
+    device = buffer.device
+    freqs = torch.zeros((1, rope), dtype=torch.float32, device=device)
+    idle = torch.full((1, 16), 255, dtype=torch.uint8, device=device)
+    nowhere = torch.zeros(1, dtype=torch.int64, device=device)
+    for decode in (True, False):
+        store_keys(
+            torch.zeros((1, dim), dtype=torch.float32, device=device),
+            idle,
+            decode=decode,
+            ratio=4,
+            norm_weight=torch.ones(dim, dtype=torch.float32, device=device),
+            norm_eps=1e-6,
+            freqs=freqs,
+            loc=nowhere,
+            buffer=buffer,
+        )
+    q = torch.zeros((1, heads, dim), dtype=torch.bfloat16, device=device)
+    query, weight = prepare_query(q, q[:, :, 0].contiguous(), 1.0, freqs, nowhere)
+    table = torch.zeros((1, 4), dtype=torch.int32, device=device)
+    length = torch.zeros(1, dtype=torch.int32, device=device)
+    for run in (decode_logits, prefill_logits):
+        run(query, weight, buffer, table, length, 4 * PAGE_SLOTS)

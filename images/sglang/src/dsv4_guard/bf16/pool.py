@@ -31,6 +31,16 @@ def _not_in_bf16(method: str) -> NoReturn:
     raise RuntimeError(f"index-K is bf16: {method} reads or writes another format and must not be called")
 
 
+def _compile(buffer: Any) -> None:
+    """Compile the kernels now, not under the first request; end the process where they do not compile."""
+    from dsv4_guard.bf16 import launch
+
+    try:
+        launch.warm(buffer)
+    except Exception as error:
+        refuse(f"the kernels of index-K in bf16 do not run on this GPU: {type(error).__name__}: {error}")
+
+
 def pool_class(original: type) -> type:
     """DeepSeekV4IndexerPool with bf16 slots."""
 
@@ -51,6 +61,8 @@ def pool_class(original: type) -> type:
                     f"pages of {self.page_size} and heads of {self.index_head_dim}"
                 )
             super()._create_buffer()
+            if self.index_k_with_scale_buffer and self.index_k_with_scale_buffer[0].device.type == "cuda":
+                _compile(self.index_k_with_scale_buffer[0])
 
         def get_bytes_per_token(self) -> int:
             return bytes_per_slot(self.index_head_dim)
