@@ -8,7 +8,10 @@ from dsv4_guard.bf16 import launch, reference
 
 HEADS, DIM, ROPE = 4, 32, 16
 """Small: the interpreter runs each operation in numpy. 64 heads of 128 are proved on a GPU (images/sglang/proof)."""
-DECODE = [launch.DecodeConfig(pages=p, stages=3, warps=4, waves=w) for p, w in ((1, 1), (2, 8))]
+DECODE = [
+    launch.DecodeConfig(pages=p, stages=3, warps=4, waves=w, split=split)
+    for p, w, split in ((1, 1, False), (2, 8, False), (1, 2, True))
+]
 PREFILL = [
     launch.PrefillConfig(pages=p, rows=r, step=s, stages=2, warps=4, registers=None)
     for p, r, s in ((1, 4, 1), (2, 8, 2), (4, 16, 1))
@@ -128,7 +131,10 @@ def test_decode_and_prefill_kernels_agree_to_the_bit() -> None:
 
 def test_splits_do_not_change_scores() -> None:
     case = Case([700, 5], pages=11)
-    outs = [case.run(launch.DecodeConfig(pages=1, stages=2, warps=4, waves=w)) for w in (1, 2, 50)]
+    outs = [
+        case.run(launch.DecodeConfig(pages=1, stages=2, warps=4, waves=w, split=split))
+        for w, split in ((1, False), (3, False), (50, False), (1, True), (9, True))
+    ]
     for out in outs[1:]:
         assert torch.equal(out.nan_to_num(0.5), outs[0].nan_to_num(0.5))
 

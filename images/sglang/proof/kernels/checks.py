@@ -171,6 +171,7 @@ def run(say: Callable[[str], None], quick: bool = False) -> list[dict[str, Any]]
         lambda: logits("prefill", ragged),
         lambda: logits("decode", [5000]),
         lambda: logits("decode", [(97 * r) % 3000 for r in range(256)]),
+        lambda: logits("decode", [(193 * r) % 300 for r in range(1300)]),
         lambda: logits("prefill", [(97 * r) % 3000 for r in range(256)]),
         lambda: logits("prefill", [1 + r // 4 for r in range(2048)], share=True),
         replay,

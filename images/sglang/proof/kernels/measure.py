@@ -43,7 +43,12 @@ def _fp8_us(launches: list[Callable[[], object]]) -> float | str:
 
 
 def _decode_cell(
-    pool: cases.Pool, rows: int, slots: int, config: launch.DecodeConfig | None = None, share: int = 1
+    pool: cases.Pool,
+    rows: int,
+    slots: int,
+    config: launch.DecodeConfig | launch.PrefillConfig | None = None,
+    share: int = 1,
+    lengths: list[int] | None = None,
 ) -> tuple[float, list[torch.Tensor], int]:
     """(microseconds, page tables, bytes that must move). `share` rows in a row see the same pages (verify)."""
     sets = max(1, min(1024, -(-L2_BYTES // (rows // share * slots * 256))))
@@ -51,19 +56,28 @@ def _decode_cell(
     distinct = cases.tables(rows // share, slots, pool.pages, sets, seed=5)
     tables = [table.repeat_interleave(share, 0).contiguous() for table in distinct]
     q, w = cases.queries(rows)
-    n = torch.full((rows,), slots, dtype=torch.int32, device=cases.DEVICE)
+    n = torch.tensor(lengths or [slots] * rows, dtype=torch.int32, device=cases.DEVICE)
     out = launch.allocate_logits(rows, slots, q.device)
 
     def one(table: torch.Tensor) -> Callable[[], object]:
+        if isinstance(config, launch.PrefillConfig):
+            return lambda: launch.prefill_logits(q, w, pool.bf16, table, n, slots, out=out, config=config)
         return lambda: launch.decode_logits(q, w, pool.bf16, table, n, slots, out=out, config=config)
 
     us = timing.graph_us([one(table) for table in tables])
-    moved = rows // share * slots * 256 + rows * slots * 4 + rows * (64 * 128 * 2 + 256)
+    seen = int(n.sum())
+    moved = seen // share * 256 + seen * 4 + rows * (64 * 128 * 2 + 256)
     return us, tables, moved
 
 
+def _ragged(rows: int, slots: int) -> list[int]:
+    """Lengths of a batch as it occurs: geometric from 1/64 of the longest up to it, in no order."""
+    steps = [int(slots * 64 ** (-i / max(1, rows - 1))) for i in range(rows)]
+    return [max(1, steps[(i * 7) % rows]) for i in range(rows)]
+
+
 def decode(say: Say, pool: cases.Pool, limits: dict[str, float], clock: Clock, quick: bool) -> list[dict[str, Any]]:
-    """Rows x context, distinct sequences; then verify, four rows to a sequence."""
+    """Rows x context, distinct sequences; verify, four rows to a sequence; batches of ragged lengths."""
     contexts = [4096, 65536] if quick else [4096, 16384, 65536, 131072, 262144, 524288, 1048576]
     found = []
     say("decode: rows context | us  GB/s  share of copy  share of read | fp8 us  bf16/fp8")
@@ -91,11 +105,33 @@ def decode(say: Say, pool: cases.Pool, limits: dict[str, float], clock: Clock, q
                     row["fp8_us"] = _fp8_us([deepgemm.paged(q, w, pool.fp8, t, n, slots) for t in tables])
                 fp8 = row.get("fp8_us")
                 ratio = f"{fp8:9.1f} {us / fp8:5.2f}" if isinstance(fp8, float) else str(fp8)
+                if share > 1:
+                    shared = launch.PrefillConfig(pages=4, rows=16, step=1, stages=2, warps=8, registers=128)
+                    row["shared_us"] = _decode_cell(pool, rows, slots, shared, share=share)[0]
+                    ratio += f" | prefill kernel {row['shared_us']:.1f} us"
                 say(
                     f"{rows:4d}{'/4' if share > 1 else '  '} {context:8d} | {us:9.1f} {row['gbps']:7.0f} "
                     f"{row['of_copy']:6.2f} {row['of_read']:6.2f} | {ratio}"
                 )
                 found.append(row)
+    for rows, longest in ((8, 1048576), (32, 262144), (128, 262144)):
+        if quick or not clock.time_for(f"ragged {rows}x{longest}"):
+            continue
+        lengths = _ragged(rows, longest // 4)
+        us, tables, moved = _decode_cell(pool, rows, longest // 4, lengths=lengths)
+        row = {"rows": rows, "longest": longest, "us": us, "bytes": moved, "gbps": moved / us / 1e3}
+        row["of_copy"], row["of_read"] = row["gbps"] / limits["copy_gbps"], row["gbps"] / limits["read_gbps"]
+        split = launch.DecodeConfig(pages=2, stages=3, warps=4, waves=2, split=True)
+        row["split_us"] = _decode_cell(pool, rows, longest // 4, split, lengths=lengths)[0]
+        if deepgemm.deep_gemm:
+            q, w = cases.fp8_queries(*cases.queries(rows))
+            n = torch.tensor(lengths, dtype=torch.int32, device=cases.DEVICE)
+            row["fp8_us"] = _fp8_us([deepgemm.paged(q, w, pool.fp8, t, n, longest // 4) for t in tables])
+        say(
+            f"ragged {rows} rows up to {longest} | {us:9.1f} us {row['gbps']:7.0f} GB/s {row['of_read']:5.2f} of read "
+            f"| split {row['split_us']:.1f} us | fp8 {row.get('fp8_us')}"
+        )
+        found.append(row)
     return found
 
 
@@ -200,22 +236,26 @@ def sweep(say: Say, pool: cases.Pool, limits: dict[str, float], clock: Clock, qu
     """Other block sizes on a few shapes, to see whether the defaults are well chosen."""
     found: list[dict[str, Any]] = []
     shapes = (
-        [(1, 65536), (32, 65536)] if quick else [(1, 1048576), (8, 131072), (32, 65536), (256, 16384), (256, 131072)]
+        [(1, 65536), (32, 65536)]
+        if quick
+        else [(1, 131072), (1, 1048576), (8, 65536), (32, 65536), (256, 4096), (256, 131072)]
     )
-    for pages, stages, warps, waves in (
-        (1, 3, 4, 8),
-        (1, 4, 4, 8),
-        (1, 6, 4, 8),
-        (2, 3, 4, 2),
-        (2, 3, 4, 4),
-        (2, 3, 4, 8),
-        (2, 3, 4, 16),
-        (2, 2, 4, 8),
-        (2, 3, 8, 8),
-        (2, 5, 8, 8),
-        (4, 2, 8, 8),
+    for pages, stages, warps, waves, split in (
+        (2, 3, 4, 2, False),
+        (2, 3, 4, 4, False),
+        (2, 3, 4, 1, False),
+        (2, 2, 4, 2, False),
+        (2, 3, 8, 2, False),
+        (2, 6, 8, 1, False),
+        (1, 4, 4, 2, False),
+        (1, 3, 4, 3, False),
+        (1, 5, 4, 2, False),
+        (4, 2, 8, 1, False),
+        (2, 3, 4, 2, True),
+        (2, 3, 4, 1, True),
+        (1, 4, 4, 2, True),
     ):
-        config = launch.DecodeConfig(pages, stages, warps, waves)
+        config = launch.DecodeConfig(pages, stages, warps, waves, split)
         line = []
         for rows, context in shapes:
             if rows * context // 256 > pool.pages or not clock.time_for(f"sweep decode {config}"):
@@ -228,16 +268,18 @@ def sweep(say: Say, pool: cases.Pool, limits: dict[str, float], clock: Clock, qu
             share = moved / us / 1e3 / limits["copy_gbps"]
             line.append(f"{rows}x{context}: {us:.1f} us {share:.2f}")
             found.append({"kernel": "decode", "config": repr(config), "rows": rows, "context": context, "us": us})
-        say(f"sweep decode pages={pages} stages={stages} warps={warps} waves={waves} | " + " | ".join(line))
-    shapes = [(2048, 16384)] if quick else [(2048, 65536), (8192, 65536), (2048, 262144)]
+        say(f"sweep decode {pages},{stages},{warps},{waves},{'split' if split else 'dealt'} | " + " | ".join(line))
+    shapes = [(2048, 16384)] if quick else [(512, 8192), (2048, 8192), (8192, 8192), (2048, 65536)]
     for pages, rows_per, step, stages, warps, registers in (
         (4, 64, 1, 2, 8, 128),
         (4, 64, 1, 3, 8, None),
-        (4, 128, 1, 2, 8, 128),
         (4, 32, 1, 2, 8, 128),
+        (4, 16, 1, 2, 8, 128),
+        (4, 8, 1, 2, 8, 128),
+        (2, 32, 1, 2, 4, 168),
         (2, 64, 1, 2, 4, None),
         (2, 64, 1, 3, 4, None),
-        (2, 64, 1, 2, 4, 160),
+        (2, 64, 1, 2, 4, 168),
         (2, 64, 1, 3, 8, None),
         (2, 64, 2, 2, 8, 128),
         (4, 64, 2, 2, 8, None),

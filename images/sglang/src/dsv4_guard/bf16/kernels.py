@@ -47,13 +47,12 @@ def hadamard_bf16(DIM: tl.constexpr):
 
 
 @triton.jit
-def rotate(x, DIM: tl.constexpr, COMPILED: tl.constexpr):
-    """`x @ Hadamard / sqrt(DIM)` for fp32 rows, on the matrix units and still with about 16 bits of mantissa.
+def rotate(x, matrix, DIM: tl.constexpr, COMPILED: tl.constexpr):
+    """`x @ matrix / sqrt(DIM)` for fp32 rows and the matrix of hadamard_bf16, with about 16 bits of mantissa.
 
     The matrix is exact in bf16; x is split into two bf16 terms, whose products are then exact in fp32. What is lost is
     2^-17 of a value, 1/512 of the bf16 step that the result is rounded to.
     """
-    matrix = hadamard_bf16(DIM)
     high = nearest_bf16(x, COMPILED)
     low = nearest_bf16(x - high.to(tl.float32), COMPILED)
     return (product(low, matrix, COMPILED) + product(high, matrix, COMPILED)) * (1.0 / DIM**0.5)
@@ -118,7 +117,7 @@ def store_keys_kernel(
     own = own * scale[:, None] * tl.load(weight_ptr + dims).to(tl.float32)[None, :]
     other = other * scale[:, None] * tl.load(weight_ptr + partner).to(tl.float32)[None, :]
     turned = rope_tail(own, other, freqs_ptr, length - RATIO, dims, keep, DIM, ROPE)
-    value = rotate(turned, DIM, COMPILED)
+    value = rotate(turned, hadamard_bf16(DIM), DIM, COMPILED)
     tl.store(out_ptr + slot[:, None] * DIM + dims[None, :], nearest_bf16(value, COMPILED), mask=keep[:, None])
 
 
@@ -134,7 +133,7 @@ def store_rotated_kernel(x_ptr, loc_ptr, out_ptr, rows, DIM: tl.constexpr, BLOCK
     tl.store(out_ptr + slot[:, None] * DIM + dims[None, :], value, mask=keep[:, None])
 
 
-@triton.jit(do_not_specialize=["pairs", "gate_stride"], do_not_specialize_on_alignment=["position_ptr", "gate_ptr"])
+@triton.jit(do_not_specialize=["rows", "gate_stride"], do_not_specialize_on_alignment=["position_ptr", "gate_ptr"])
 def query_kernel(
     x_ptr,
     gate_ptr,
@@ -142,7 +141,7 @@ def query_kernel(
     position_ptr,
     q_ptr,
     weight_ptr,
-    pairs,
+    rows,
     x_stride,
     gate_stride,
     gate_scale,
@@ -152,25 +151,30 @@ def query_kernel(
     BLOCK: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
-    """RoPE and Hadamard of BLOCK query heads a program, kept in bf16, and the head weights in fp32, unquantised.
+    """RoPE and Hadamard of query heads, kept in bf16, and the head weights in fp32, unquantised.
 
-    Head h of row r is `pairs` index r * HEADS + h.
+    Grid (programs, HEADS / BLOCK): a program takes BLOCK heads of every programs-th row, so that it makes the Hadamard
+    matrix once, and one turn per row serves all heads.
     """
-    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    keep = pair < pairs
-    row = pair // HEADS
-    head = pair % HEADS
-    position = tl.load(position_ptr + row, mask=keep, other=0)
+    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     dims = tl.arange(0, DIM)
-    base = x_ptr + (row.to(tl.int64) * x_stride + head * DIM)[:, None]
-    own = tl.load(base + dims[None, :], mask=keep[:, None], other=0.0).to(tl.float32)
-    other = tl.load(base + (dims ^ 1)[None, :], mask=keep[:, None], other=0.0).to(tl.float32)
-    value = rotate(rope_tail(own, other, freqs_ptr, position, dims, keep, DIM, ROPE), DIM, COMPILED)
-    tl.store(
-        q_ptr + pair.to(tl.int64)[:, None] * DIM + dims[None, :], nearest_bf16(value, COMPILED), mask=keep[:, None]
-    )
-    gate = tl.load(gate_ptr + row.to(tl.int64) * gate_stride + head, mask=keep, other=0.0).to(tl.float32)
-    tl.store(weight_ptr + pair, gate * gate_scale, mask=keep)
+    tail = dims >= DIM - ROPE
+    pair = (dims - (DIM - ROPE)) & -2
+    sign = tl.where((dims & 1) == 0, -1.0, 1.0)
+    matrix = hadamard_bf16(DIM)
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
+        wide = tl.cast(row, tl.int64)
+        turn = freqs_ptr + tl.load(position_ptr + row).to(tl.int64) * ROPE + pair
+        cosine = tl.load(turn, mask=tail, other=1.0)
+        sine = tl.load(turn + 1, mask=tail, other=0.0) * sign
+        base = x_ptr + wide * x_stride + head[:, None] * DIM
+        own = tl.load(base + dims[None, :]).to(tl.float32)
+        other = tl.load(base + (dims ^ 1)[None, :]).to(tl.float32)
+        value = rotate(own * cosine[None, :] + other * sine[None, :], matrix, DIM, COMPILED)
+        target = q_ptr + (wide * HEADS + head)[:, None] * DIM + dims[None, :]
+        tl.store(target, nearest_bf16(value, COMPILED))
+        gate = tl.load(gate_ptr + wide * gate_stride + head).to(tl.float32)
+        tl.store(weight_ptr + wide * HEADS + head, gate * gate_scale)
 
 
 @triton.jit
@@ -193,8 +197,60 @@ def tile_pages(table, tile, last, lane, PAGE: tl.constexpr, PAGES: tl.constexpr,
     return page
 
 
+@triton.jit
+def tile_scores(keys, query, weight, COMPILED: tl.constexpr):
+    """Sum over the heads of weight x max(0, key . query), for every key of a tile."""
+    score = product(keys, query, COMPILED)
+    return tl.sum(tl.maximum(score, 0.0) * weight[None, :], axis=1)
+
+
+@triton.jit
+def row_tiles(
+    q_ptr,
+    weight_ptr,
+    k_ptr,
+    table_ptr,
+    out_ptr,
+    row,
+    length,
+    first,
+    stop,
+    step,
+    table_stride,
+    out_stride,
+    columns,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    PAGES: tl.constexpr,
+    STAGES: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
+    """Scores of one row over its tiles first, first + step, ... below stop, STAGES key tiles in flight."""
+    TILE: tl.constexpr = PAGE * PAGES
+    heads = tl.arange(0, HEADS)
+    dims = tl.arange(0, DIM)
+    lane = tl.arange(0, TILE)
+    wide = row.to(tl.int64)
+    table = table_ptr + wide * table_stride
+    last = tl.cdiv(length, PAGE) - 1
+    # The pages of the next tile are read one step ahead, so that no key load waits for them.
+    page = tile_pages(table, first, last, lane, PAGE, PAGES, COMPILED)
+    query = tl.load(q_ptr + wide * (HEADS * DIM) + heads[None, :] * DIM + dims[:, None])
+    weight = tl.load(weight_ptr + wide * HEADS + heads)
+    for tile in tl.range(first, stop, step, num_stages=STAGES):
+        here = page
+        page = tile_pages(table, tile + step, last, lane, PAGE, PAGES, COMPILED)
+        slot = tile * TILE + lane
+        inside = slot < length
+        source = here.to(tl.int64) * PAGE + lane % PAGE
+        keys = tl.load(k_ptr + source[:, None] * DIM + dims[None, :], mask=inside[:, None], other=0.0)
+        score = tile_scores(keys, query, weight, COMPILED)
+        tl.store(out_ptr + wide * out_stride + slot, tl.where(inside, score, float("-inf")), mask=slot < columns)
+
+
 @triton.jit(do_not_specialize=["table_stride", "columns"], do_not_specialize_on_alignment=["table_ptr", "length_ptr"])
-def decode_logits_kernel(
+def split_logits_kernel(
     q_ptr,
     weight_ptr,
     k_ptr,
@@ -211,7 +267,7 @@ def decode_logits_kernel(
     STAGES: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
-    """Scores of one query row over every num_splits-th tile of PAGES pages.
+    """Scores of one query row over every num_splits-th tile of PAGES pages: decode with more rows than are planned.
 
     Grid (rows, splits), rows fastest: rows of one request (speculative verify) meet in the cache. The grid comes from
     captured maxima; the true lengths are read here, so programs without work leave at once.
@@ -223,26 +279,62 @@ def decode_logits_kernel(
     length = tl.minimum(tl.load(length_ptr + row).to(tl.int32), columns)
     tiles = tl.cdiv(length, TILE)
     if split < tiles:
-        heads = tl.arange(0, HEADS)
-        dims = tl.arange(0, DIM)
-        lane = tl.arange(0, TILE)
-        wide = row.to(tl.int64)
-        query = tl.load(q_ptr + wide * (HEADS * DIM) + heads[None, :] * DIM + dims[:, None])
-        weight = tl.load(weight_ptr + wide * HEADS + heads)
-        table = table_ptr + wide * table_stride
-        last = tl.cdiv(length, PAGE) - 1
-        # The pages of the next tile are read one step ahead, so that no key load waits for them.
-        page = tile_pages(table, split, last, lane, PAGE, PAGES, COMPILED)
-        for tile in tl.range(split, tiles, splits, num_stages=STAGES):
-            here = page
-            page = tile_pages(table, tile + splits, last, lane, PAGE, PAGES, COMPILED)
-            slot = tile * TILE + lane
-            inside = slot < length
-            source = here.to(tl.int64) * PAGE + lane % PAGE
-            keys = tl.load(k_ptr + source[:, None] * DIM + dims[None, :], mask=inside[:, None], other=0.0)
-            score = product(keys, query, COMPILED)
-            score = tl.sum(tl.maximum(score, 0.0) * weight[None, :], axis=1)
-            tl.store(out_ptr + wide * out_stride + slot, tl.where(inside, score, float("-inf")), mask=slot < columns)
+        row_tiles(
+            q_ptr, weight_ptr, k_ptr, table_ptr, out_ptr, row, length, split, tiles, splits, table_stride, out_stride,
+            columns, HEADS, DIM, PAGE, PAGES, STAGES, COMPILED,
+        )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["rows", "table_stride", "columns"], do_not_specialize_on_alignment=["table_ptr", "length_ptr"]
+)
+def decode_logits_kernel(
+    q_ptr,
+    weight_ptr,
+    k_ptr,
+    table_ptr,
+    length_ptr,
+    out_ptr,
+    rows,
+    table_stride,
+    out_stride,
+    columns,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    PAGES: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
+    """Scores of up to ROWS query rows, each over its own keys: the tiles of all rows in one list, dealt out evenly.
+
+    The grid is as many programs as the chip holds at once, whatever the captured maxima; each reads the lengths, finds
+    its part of the list, and walks through it row by row. So a batch of short rows and one long row is no slower than
+    one of equal rows with as many keys.
+    """
+    TILE: tl.constexpr = PAGE * PAGES
+    index = tl.arange(0, ROWS)
+    lengths = tl.load(length_ptr + index, mask=index < rows, other=0).to(tl.int32)
+    lengths = tl.maximum(tl.minimum(lengths, columns), 0)
+    ends = tl.cumsum((lengths + (TILE - 1)) // TILE, axis=0)
+    total = tl.max(ends, axis=0)
+    me = tl.program_id(0)
+    share = total // tl.num_programs(0)
+    rest = total % tl.num_programs(0)
+    at = me * share + tl.minimum(me, rest)
+    last = at + share + (me < rest).to(tl.int32)
+    while at < last:
+        # Rows that end at or before this tile come first; rows without tiles end where their neighbour does.
+        row = tl.sum((ends <= at).to(tl.int32), axis=0)
+        begin = tl.max(tl.where(ends <= at, ends, 0), axis=0)
+        stop = tl.minimum(tl.min(tl.where(ends > at, ends, total), axis=0), last)
+        length = tl.sum(tl.where(index == row, lengths, 0), axis=0)
+        row_tiles(
+            q_ptr, weight_ptr, k_ptr, table_ptr, out_ptr, row, length, at - begin, stop - begin, 1, table_stride,
+            out_stride, columns, HEADS, DIM, PAGE, PAGES, STAGES, COMPILED,
+        )  # fmt: skip
+        at = stop
 
 
 @triton.jit(

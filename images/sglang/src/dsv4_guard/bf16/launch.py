@@ -6,6 +6,7 @@ their grids from shapes alone, so they can be captured in a CUDA graph and repla
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,10 @@ PAGE_SLOTS = 64
 """Slots of one page: 256 tokens, four to a slot."""
 ROW_ALIGN = 256
 """Columns that the stride of a logits row is rounded up to, as DeepGEMM does; the engine's top-k wants 16-byte rows."""
+PLANNED_ROWS = (16, 64, 256, 1024)
+"""Row counts that the decode kernel is compiled for; a batch takes the next one. Beyond the last, rows are split."""
+PREFILL_ROWS = (64, 32, 16)
+"""Rows of one program that the prefill kernel is compiled for."""
 DECODE_ROWS = 64
 """Up to this many query rows each row walks its own keys; with more, rows share key tiles."""
 
@@ -35,7 +40,9 @@ class DecodeConfig:
     """Key tiles in flight."""
     warps: int
     waves: int
-    """Programs wanted per multiprocessor, all splits of all rows together."""
+    """Programs per multiprocessor: those that fit at once, or, when split, what all splits of all rows come to."""
+    split: bool = False
+    """Every row in a fixed number of splits, instead of the tiles of all rows dealt out evenly."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class PrefillConfig:
     pages: int
     """Pages of the key tile that stays."""
     rows: int
-    """Query rows of one program."""
+    """Query rows of one program, at most."""
     step: int
     """Query rows of one product."""
     stages: int
@@ -74,11 +81,11 @@ def chip(device: torch.device) -> Chip:
 
 
 def decode_config(of: Chip) -> DecodeConfig:
-    """32 KB key tiles, three in flight, two programs per multiprocessor (H100, H200, B200); 16 KB tiles where shared
-    memory is 100 KB (SM120)."""
+    """32 KB key tiles, three in flight, two programs per multiprocessor (H100, H200, B200); 16 KB tiles and one
+    program where shared memory is 100 KB (SM120)."""
     if of.shared >= 200 * 1024:
-        return DecodeConfig(pages=2, stages=3, warps=4, waves=8)
-    return DecodeConfig(pages=1, stages=4, warps=4, waves=8)
+        return DecodeConfig(pages=2, stages=3, warps=4, waves=2)
+    return DecodeConfig(pages=1, stages=4, warps=4, waves=1)
 
 
 def prefill_config(of: Chip) -> PrefillConfig:
@@ -89,9 +96,18 @@ def prefill_config(of: Chip) -> PrefillConfig:
 
 
 def decode_splits(rows: int, columns: int, config: DecodeConfig, processors: int) -> int:
-    """Programs per row: enough for `waves` per multiprocessor, never more than a row of full width has tiles."""
+    """Programs per row when split: four rounds of `waves` per multiprocessor, at most one per tile of a full row."""
     tiles = max(1, triton.cdiv(columns, config.pages * PAGE_SLOTS))
-    return max(1, min(tiles, triton.cdiv(processors * config.waves, max(1, rows))))
+    return max(1, min(tiles, triton.cdiv(4 * processors * config.waves, max(1, rows))))
+
+
+def prefill_rows(rows: int, columns: int, config: PrefillConfig, processors: int) -> int:
+    """Query rows of one program: fewer where the whole would not fill the chip about four times."""
+    tiles = triton.cdiv(columns, config.pages * PAGE_SLOTS)
+    for size in PREFILL_ROWS:
+        if size <= config.rows and tiles * triton.cdiv(rows, size) >= 8 * processors:
+            return size
+    return PREFILL_ROWS[-1]
 
 
 def _compiled(tensor: Tensor) -> bool:
@@ -196,15 +212,19 @@ def prepare_query(
     _need(gate.shape == (rows, heads) and gate.stride(1) == 1, "head weights do not fit the query")
     _need(positions.shape[0] >= rows and positions.is_contiguous(), "fewer positions than query rows")
     _need(freqs.dtype == torch.float32 and freqs.is_contiguous(), "RoPE table is not contiguous fp32")
-    block = 64
-    kernels.query_kernel[(triton.cdiv(rows * heads, block),)](
+    # Few rows: small programs, soon done. Many: large ones that keep the Hadamard matrix for several rows.
+    processors = chip(q.device).processors
+    few = rows <= 4 * processors
+    block = min(heads, 16 if few else 64)
+    grid = (rows if few else min(rows, 8 * processors), heads // block)
+    kernels.query_kernel[grid](
         q,
         gate,
         freqs,
         positions,
         query,
         weight,
-        rows * heads,
+        rows,
         q.stride(0),
         gate.stride(0),
         gate_scale,
@@ -213,7 +233,7 @@ def prepare_query(
         ROPE=freqs.shape[-1],
         BLOCK=block,
         COMPILED=_compiled(q),
-        num_warps=4,
+        num_warps=4 if few else 8,
     )
     return query, weight
 
@@ -256,24 +276,24 @@ def decode_logits(
         return out
     of = chip(query.device)
     config = config or decode_config(of)
-    kernels.decode_logits_kernel[(rows, decode_splits(rows, columns, config, of.processors))](
-        query,
-        weight,
-        keys,
-        table,
-        lengths,
-        out,
-        table.stride(0),
-        out.stride(0),
-        columns,
-        HEADS=heads,
-        DIM=dim,
-        PAGE=PAGE_SLOTS,
-        PAGES=config.pages,
-        STAGES=config.stages,
-        COMPILED=_compiled(query),
-        num_warps=config.warps,
-    )
+    shapes: dict[str, Any] = {
+        "HEADS": heads,
+        "DIM": dim,
+        "PAGE": PAGE_SLOTS,
+        "PAGES": config.pages,
+        "STAGES": config.stages,
+        "COMPILED": _compiled(query),
+        "num_warps": config.warps,
+    }
+    tensors = (query, weight, keys, table, lengths, out)
+    strides = (table.stride(0), out.stride(0), columns)
+    if config.split or rows > PLANNED_ROWS[-1]:
+        splits = decode_splits(rows, columns, config, of.processors)
+        kernels.split_logits_kernel[(rows, splits)](*tensors, *strides, **shapes)
+        return out
+    planned = next(size for size in PLANNED_ROWS if size >= rows)
+    programs = min(of.processors * config.waves, rows * triton.cdiv(columns, config.pages * PAGE_SLOTS))
+    kernels.decode_logits_kernel[(programs,)](*tensors, rows, *strides, ROWS=planned, **shapes)
     return out
 
 
@@ -293,7 +313,10 @@ def prefill_logits(
     rows, heads, dim = query.shape
     if rows == 0 or columns == 0:
         return out
-    config = config or prefill_config(chip(query.device))
+    of = chip(query.device)
+    if config is None:
+        config = prefill_config(of)
+        config = dataclasses.replace(config, rows=prefill_rows(rows, columns, config, of.processors))
     options: dict[str, Any] = {"num_warps": config.warps}
     if config.registers is not None and _compiled(query):
         options["maxnreg"] = config.registers
@@ -352,9 +375,16 @@ def warm(buffer: Tensor, heads: int = 64, dim: int = 128, rope: int = 64) -> Non
             loc=nowhere,
             buffer=buffer,
         )
-    q = torch.zeros((1, heads, dim), dtype=torch.bfloat16, device=device)
-    query, weight = prepare_query(q, q[:, :, 0].contiguous(), 1.0, freqs, nowhere)
-    table = torch.zeros((1, 4), dtype=torch.int32, device=device)
-    length = torch.zeros(1, dtype=torch.int32, device=device)
-    for run in (decode_logits, prefill_logits):
-        run(query, weight, buffer, table, length, 4 * PAGE_SLOTS)
+    many = torch.zeros((4 * chip(device).processors + 1, heads, dim), dtype=torch.bfloat16, device=device)
+    for q in (many, many[:1]):
+        positions = torch.zeros(q.shape[0], dtype=torch.int64, device=device)
+        query, weight = prepare_query(q, q[:, :, 0].contiguous(), 1.0, freqs, positions)
+    columns = 4 * PAGE_SLOTS
+    for rows in PLANNED_ROWS:
+        table = torch.zeros((rows, 4), dtype=torch.int32, device=device)
+        length = torch.zeros(rows, dtype=torch.int32, device=device)
+        queries, weights = query.expand(rows, -1, -1).contiguous(), weight.expand(rows, -1).contiguous()
+        decode_logits(queries, weights, buffer, table, length, columns)
+    for size in PREFILL_ROWS:
+        config = dataclasses.replace(prefill_config(chip(device)), rows=size)
+        prefill_logits(query, weight, buffer, table, length, columns, config=config)
