@@ -1,10 +1,12 @@
-"""Kernels run under Triton's interpreter: the switch is read when a kernel is defined, so it is set before imports."""
+"""Kernels run under Triton's interpreter, in the environment that holds torch and Triton, not in this one.
+
+The switch is read when a kernel is defined, so every process that this one starts gets it from its start.
+"""
 
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "images" / "sglang" / "src"))
+collect_ignore = ["interpreted"]
+"""Run by test_interpreted.py, in that environment."""

@@ -8,9 +8,10 @@ import types
 from pathlib import Path
 from typing import Any
 
+from dsv4_guard.refusal import GuardError
+
 from dsv4_guard import patching
 from dsv4_guard.bf16 import limits, pool, targets, wiring
-from dsv4_guard.refusal import GuardError
 
 Plain = types.SimpleNamespace
 
@@ -77,11 +78,8 @@ def buffers(version: str) -> dict[str, Any]:
     c128 = Plain(kv_buffer=[torch.zeros((6, 1728), dtype=torch.uint8)])
     self = Plain(_unified_kv=False, c4_kv_pool=c4, c128_kv_pool=c128, c4_indexer_kv_pool=made)
     self.kv_pools, self.index_pools = {4: c4, 128: c128}, {4: made}
-    self.sources_by_ratio, self.draft_window_pool = {}, None
-    try:
-        found["items"] = list(class_.get_contiguous_buf_infos(self)[2])
-    except AttributeError as error:
-        found["items"] = f"the fake lacks {error}"
+    self.compression_ratios, self._stage_start, self._stage_end, self._unified_kv_fp8 = [4, 4, 128], 0, 3, False
+    found["items"] = list(class_.get_contiguous_buf_infos(self)[2])
     return found
 
 
@@ -206,6 +204,7 @@ def indexer(version: str, decode: bool, rows_per_chunk: int | None = None, padde
     Keys are written through the real store entry. The top-k is the release's own torch version.
     """
     import torch
+
     from dsv4_guard.bf16 import reference
 
     run_scheduler_process(version)
@@ -259,7 +258,7 @@ def indexer(version: str, decode: bool, rows_per_chunk: int | None = None, padde
             use_topk_v2=False,
         )
         plan.rows_per_chunk = rows_per_chunk
-    positions = torch.tensor([max(0, 4 * n + 1) for n in lengths] + [0] * padded)
+    positions = torch.tensor([max(0, 4 * n + 1) for n in lengths])
     selected = torch.full((rows, topk), -7, dtype=torch.int32)
     core = Plain(positions=positions, page_table=table, c4_sparse_page_indices=selected, c4_sparse_raw_indices=None)
     wq = torch.randn(lora, heads * dim, generator=made) * 0.1

@@ -7,6 +7,7 @@ from typing import Any
 
 import cases
 import torch
+
 from dsv4_guard.bf16 import launch, reference
 
 TOP = 512

@@ -11,6 +11,7 @@ import cases
 import deepgemm
 import timing
 import torch
+
 from dsv4_guard.bf16 import launch
 
 Say = Callable[[str], None]

@@ -25,6 +25,7 @@ import measure
 import timing
 import torch
 import triton
+
 from dsv4_guard.bf16 import launch
 
 PARTS = ("correct", "decode", "prefill", "small", "sweep")

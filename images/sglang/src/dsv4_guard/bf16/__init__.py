@@ -3,7 +3,7 @@
 Nothing heavy is imported here: the plugin asks for this package in every process.
 """
 
-# ruff: noqa: PLC0415 - imported in every process, so light
+
 from __future__ import annotations
 
 FORMAT = "bf16"

@@ -4,7 +4,7 @@
 aiter, the gathered path of long extends) is refused at start. Streams, chunks, top-k and metadata are the release's.
 """
 
-# ruff: noqa: PLC0415 - torch, Triton and SGLang are there only in an engine
+
 from __future__ import annotations
 
 import functools
@@ -23,6 +23,7 @@ def store(original: Callable[..., None]) -> Callable[..., None]:
         if kv.shape[-1] != INDEX_DIM:
             return original(kv, plan, **kwargs)
         import torch
+
         from dsv4_guard.bf16 import launch
 
         if kwargs.get("use_fp4"):
@@ -51,6 +52,7 @@ def query(original: Callable[..., Any]) -> Callable[..., Any]:
         q_input: Any, weight: Any, weight_scale: float, freqs_cis: Any, positions: Any
     ) -> tuple[Any, Any]:
         import torch
+
         from dsv4_guard.bf16 import launch
 
         freqs = torch.view_as_real(freqs_cis).flatten(-2)
@@ -144,8 +146,9 @@ def _capture(self: Any, module: Any, c4_indexer: Any, raw: Any) -> None:
 
 def _scores_0_5_17(self: Any, prepared: Any, weights: Any, buffer: Any, c4_indexer: Any, forward_batch: Any) -> None:
     import torch
-    from dsv4_guard.bf16 import launch
     from sglang.srt.layers.attention.dsv4 import indexer as module
+
+    from dsv4_guard.bf16 import launch
 
     core, plan = self.forward_metadata.core_metadata, self.forward_metadata.indexer_metadata
     rows = prepared.shape[0]
@@ -181,8 +184,9 @@ def _scores_0_5_17(self: Any, prepared: Any, weights: Any, buffer: Any, c4_index
 
 def _scores_0_5_23(self: Any, prepared: Any, weights: Any, buffer: Any, c4_indexer: Any, forward_batch: Any) -> None:
     import torch
-    from dsv4_guard.bf16 import launch
     from sglang.srt.layers.attention.dsv4 import indexer as module
+
+    from dsv4_guard.bf16 import launch
 
     core, plan = self.forward_metadata.core_metadata, self.forward_metadata.indexer_metadata
     rows = prepared.shape[0]

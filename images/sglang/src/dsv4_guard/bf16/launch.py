@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
+
 from dsv4_guard.bf16 import kernels
 
 if TYPE_CHECKING:

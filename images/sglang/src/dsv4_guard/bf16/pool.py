@@ -4,7 +4,7 @@ The buffers stay one uint8 tensor [pages, page bytes] per layer, as every other 
 page rows, prefill/decode transfer sends page items, and both take the sizes from the buffers.
 """
 
-# ruff: noqa: PLC0415 - Triton is there only in an engine
+
 from __future__ import annotations
 
 import dataclasses
@@ -12,8 +12,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from dsv4_guard.bf16 import FORMAT
 from dsv4_guard.refusal import refuse
+
+from dsv4_guard.bf16 import FORMAT
 
 SLOT_BYTES_PER_VALUE = 2
 PAGE_SLOTS = 64

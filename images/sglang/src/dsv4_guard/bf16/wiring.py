@@ -1,6 +1,6 @@
 """Putting index-K in bf16 into a process of SGLang, or refusing."""
 
-# ruff: noqa: PLC0415 - the plugin's own modules import each other when needed
+
 from __future__ import annotations
 
 import functools
@@ -8,9 +8,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from dsv4_guard.refusal import GuardError
+
 from dsv4_guard import patching
 from dsv4_guard.bf16 import FORMAT, indexer, limits, pool, targets
-from dsv4_guard.refusal import GuardError
 
 LAYOUT = f"{targets.POOLS}:DeepSeekV4TokenToKVPool._make_indexer_pool"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from dsv4_guard.bf16 import launch, reference
 
 HEADS, DIM, ROPE = 4, 32, 16

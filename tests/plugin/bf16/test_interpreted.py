@@ -1,0 +1,32 @@
+"""Runs the tests in interpreted/ where torch and Triton are: in the environment of the engine's own classes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = Path(__file__).resolve().with_name("interpreted")
+sys.path.insert(0, str(ROOT / "hack" / "contract"))
+START = "import sys; sys.path.append(sys.argv.pop(1)); import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+
+
+def test_kernels_under_the_interpreter() -> None:
+    """Values, ragged lengths, poisoned pages, permutations, store and query, against double precision."""
+    import venvs
+
+    options = ["--confcutdir", str(FOLDER), "--rootdir", str(FOLDER), "-c", os.devnull, "-p", "no:cacheprovider"]
+    options += ["-q", "--import-mode=importlib", "-W", "ignore::DeprecationWarning", str(FOLDER)]
+    done = subprocess.run(
+        [str(venvs.make("0.5.23")), "-c", START, sysconfig.get_path("purelib"), *options],
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    assert " passed" in done.stdout and "skipped" not in done.stdout, done.stdout[-500:]
