@@ -3,7 +3,6 @@
 Nothing heavy is imported here: the plugin asks for this package in every process.
 """
 
-
 from __future__ import annotations
 
 FORMAT = "bf16"

@@ -4,7 +4,6 @@
 aiter, the gathered path of long extends) is refused at start. Streams, chunks, top-k and metadata are the release's.
 """
 
-
 from __future__ import annotations
 
 import functools

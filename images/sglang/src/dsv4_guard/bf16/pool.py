@@ -4,7 +4,6 @@ The buffers stay one uint8 tensor [pages, page bytes] per layer, as every other 
 page rows, prefill/decode transfer sends page items, and both take the sizes from the buffers.
 """
 
-
 from __future__ import annotations
 
 import dataclasses

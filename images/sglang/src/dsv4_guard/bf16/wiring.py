@@ -1,6 +1,5 @@
 """Putting index-K in bf16 into a process of SGLang, or refusing."""
 
-
 from __future__ import annotations
 
 import functools
