@@ -8,6 +8,8 @@ Nothing here is specific to one GPU generation: plain loads, `tl.dot` and reduct
 instructions of the chip at hand. The launchers are in `launch.py`.
 """
 
+# A kernel's parameters are values of the device, without Python types.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803, N806 - compile-time constants are written in capitals, as everywhere in Triton
 # Triton reads the annotations of a kernel's parameters at run time, so they must not be strings.
 import triton

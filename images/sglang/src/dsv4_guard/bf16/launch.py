@@ -99,7 +99,7 @@ def prefill_config(of: Chip) -> PrefillConfig:
 def decode_splits(rows: int, columns: int, config: DecodeConfig, processors: int) -> int:
     """Programs per row when split: four rounds of `waves` per multiprocessor, at most one per tile of a full row."""
     tiles = max(1, triton.cdiv(columns, config.pages * PAGE_SLOTS))
-    return max(1, min(tiles, triton.cdiv(4 * processors * config.waves, max(1, rows))))
+    return int(max(1, min(tiles, triton.cdiv(4 * processors * config.waves, max(1, rows)))))
 
 
 def prefill_rows(rows: int, columns: int, config: PrefillConfig, processors: int) -> int:
@@ -112,7 +112,7 @@ def prefill_rows(rows: int, columns: int, config: PrefillConfig, processors: int
 
 
 def _compiled(tensor: Tensor) -> bool:
-    return tensor.device.type == "cuda"
+    return bool(tensor.device.type == "cuda")
 
 
 def _need(ok: bool, what: str) -> None:

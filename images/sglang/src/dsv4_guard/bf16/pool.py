@@ -44,7 +44,7 @@ def _compile(buffer: Any) -> None:
 def pool_class(original: type) -> type:
     """DeepSeekV4IndexerPool with bf16 slots."""
 
-    class Bf16IndexerPool(original):  # type: ignore[misc,valid-type]
+    class Bf16IndexerPool(original):  # type: ignore[misc]
         """Index-K in bf16: [pages, 64 slots * 256 bytes] uint8 per layer."""
 
         index_k_format = FORMAT
@@ -109,7 +109,8 @@ def bytes_in_place(original: Callable[..., float]) -> Callable[..., float]:
     @functools.wraps(original)
     def _get_bytes_per_full_token(self: Any) -> float:
         counted = self.indexer_head_dim + self.indexer_head_dim // 128 * 4
-        return original(self) + (bytes_per_slot(self.indexer_head_dim) - counted) / 4 * self.num_layers_ca4
+        more = (bytes_per_slot(self.indexer_head_dim) - counted) / 4 * self.num_layers_ca4
+        return original(self) + float(more)
 
     return _get_bytes_per_full_token
 
