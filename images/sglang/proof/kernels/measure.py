@@ -271,21 +271,25 @@ def sweep(say: Say, pool: cases.Pool, limits: dict[str, float], clock: Clock, qu
             found.append({"kernel": "decode", "config": repr(config), "rows": rows, "context": context, "us": us})
         say(f"sweep decode {pages},{stages},{warps},{waves},{'split' if split else 'dealt'} | " + " | ".join(line))
     shapes = [(2048, 16384)] if quick else [(512, 8192), (2048, 8192), (8192, 8192), (2048, 65536)]
-    for pages, rows_per, step, stages, warps, registers in (
-        (4, 64, 1, 2, 8, 128),
-        (4, 64, 1, 3, 8, None),
-        (4, 32, 1, 2, 8, 128),
-        (4, 16, 1, 2, 8, 128),
-        (4, 8, 1, 2, 8, 128),
-        (2, 32, 1, 2, 4, 168),
-        (2, 64, 1, 2, 4, None),
-        (2, 64, 1, 3, 4, None),
-        (2, 64, 1, 2, 4, 168),
-        (2, 64, 1, 3, 8, None),
-        (2, 64, 2, 2, 8, 128),
-        (4, 64, 2, 2, 8, None),
+    for pages, rows_per, step, stages, warps, registers, held in (
+        (4, 64, 1, 2, 8, 128, False),
+        (4, 64, 1, 3, 8, None, False),
+        (4, 32, 1, 2, 8, 128, False),
+        (4, 16, 1, 2, 8, 128, False),
+        (2, 64, 1, 2, 4, None, False),
+        (2, 64, 1, 3, 8, None, False),
+        (2, 64, 2, 2, 8, 128, False),
+        (4, 64, 2, 2, 8, None, False),
+        (2, 64, 1, 2, 4, None, True),
+        (2, 64, 1, 3, 4, None, True),
+        (2, 32, 1, 3, 4, None, True),
+        (2, 16, 1, 3, 4, None, True),
+        (4, 64, 1, 2, 8, None, True),
+        (4, 64, 1, 3, 8, None, True),
+        (2, 64, 1, 3, 8, 128, True),
+        (2, 64, 2, 2, 8, None, True),
     ):
-        tiles = launch.PrefillConfig(pages, rows_per, step, stages, warps, registers)
+        tiles = launch.PrefillConfig(pages, rows_per, step, stages, warps, registers, held)
         line = []
         for rows, context in shapes:
             if context // 256 > pool.pages or not clock.time_for(f"sweep prefill {tiles}"):
@@ -297,5 +301,5 @@ def sweep(say: Say, pool: cases.Pool, limits: dict[str, float], clock: Clock, qu
                 continue
             line.append(f"{rows}x{context}: {us:.0f} us {work / us * 1e6:.0f} TFLOP/s")
             found.append({"kernel": "prefill", "config": repr(tiles), "rows": rows, "context": context, "us": us})
-        say(f"sweep prefill {pages},{rows_per},{step},{stages},{warps},{registers} | " + " | ".join(line))
+        say(f"sweep prefill {pages},{rows_per},{step},{stages},{warps},{registers},{held} | " + " | ".join(line))
     return found

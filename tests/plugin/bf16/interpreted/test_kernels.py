@@ -14,8 +14,8 @@ DECODE = [
     for p, w, split in ((1, 1, False), (2, 8, False), (1, 2, True))
 ]
 PREFILL = [
-    launch.PrefillConfig(pages=p, rows=r, step=s, stages=2, warps=4, registers=None)
-    for p, r, s in ((1, 4, 1), (2, 8, 2), (4, 16, 1))
+    launch.PrefillConfig(pages=p, rows=r, step=s, stages=2, warps=4, registers=None, held=held)
+    for p, r, s, held in ((1, 4, 1, False), (2, 8, 2, True), (4, 16, 1, False))
 ]
 
 

@@ -359,6 +359,7 @@ def prefill_logits_kernel(
     PAGES: tl.constexpr,
     ROWS: tl.constexpr,
     STEP: tl.constexpr,
+    HELD: tl.constexpr,
     STAGES: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
@@ -395,6 +396,11 @@ def prefill_logits_kernel(
             page = tl.max(tl.where((lane // PAGE)[:, None] == order[None, :], shared[None, :], -1), axis=1)
             source = tl.maximum(page, 0).to(tl.int64) * PAGE + lane % PAGE
             keys = tl.load(k_ptr + source[:, None] * DIM + dims[None, :], mask=(page >= 0)[:, None], other=0.0)
+            if HELD:
+                # A product with the identity changes no value but leaves the keys in registers, as a first operand that
+                # costs no shared memory reads in the loop.
+                identity = (dims[:, None] == dims[None, :]).to(tl.float32).to(tl.bfloat16)
+                keys = product(keys, identity, COMPILED).to(tl.bfloat16)
             for r in tl.range(start, stop, STEP, num_stages=STAGES):
                 at = first + r
                 # The last step of a run may reach past it: clamped here, its stores masked below.

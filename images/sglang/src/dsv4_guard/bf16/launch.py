@@ -61,6 +61,8 @@ class PrefillConfig:
     warps: int
     registers: int | None
     """Cap of registers per thread, where two programs per multiprocessor depend on it."""
+    held: bool = False
+    """Keys stay in registers instead of shared memory."""
 
 
 @dataclass(frozen=True)
@@ -339,6 +341,7 @@ def prefill_logits(
         PAGES=config.pages,
         ROWS=config.rows,
         STEP=config.step,
+        HELD=config.held,
         STAGES=config.stages,
         COMPILED=_compiled(query),
         **options,
