@@ -10,7 +10,7 @@ instructions of the chip at hand. The launchers are in `launch.py`.
 
 # A kernel's parameters are values of the device, without Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# ruff: noqa: N803, N806 - compile-time constants are written in capitals, as everywhere in Triton
+# ruff: noqa: N803, N806, PLR0915 - compile-time constants are in capitals, as everywhere in Triton; a kernel is one piece
 # Triton reads the annotations of a kernel's parameters at run time, so they must not be strings.
 import triton
 import triton.language as tl
