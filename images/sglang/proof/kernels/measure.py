@@ -15,6 +15,19 @@ import torch
 from dsv4_guard.bf16 import launch
 
 Say = Callable[[str], None]
+QUERY_CONFIGS = tuple(
+    launch.QueryConfig(*sizes)
+    for sizes in (
+        (16, 0, 1, 4),
+        (32, 0, 1, 4),
+        (64, 0, 1, 8),
+        (64, 8, 1, 8),
+        (64, 8, 2, 8),
+        (64, 4, 3, 8),
+        (64, 4, 2, 4),
+        (32, 8, 2, 4),
+    )
+)
 L2_BYTES = 512 << 20
 """Distinct keys that a timed round goes through at least: several times any L2."""
 
@@ -107,6 +120,9 @@ def decode(say: Say, pool: cases.Pool, limits: dict[str, float], clock: Clock, q
                 fp8 = row.get("fp8_us")
                 ratio = f"{fp8:9.1f} {us / fp8:5.2f}" if isinstance(fp8, float) else str(fp8)
                 if share > 1:
+                    split = launch.DecodeConfig(pages=2, stages=3, warps=4, waves=2, split=True)
+                    row["split_us"] = _decode_cell(pool, rows, slots, split, share=share)[0]
+                    ratio += f" | split {row['split_us']:.1f} us"
                     shared = launch.PrefillConfig(pages=4, rows=16, step=1, stages=2, warps=8, registers=128)
                     row["shared_us"] = _decode_cell(pool, rows, slots, shared, share=share)[0]
                     ratio += f" | prefill kernel {row['shared_us']:.1f} us"
@@ -190,6 +206,7 @@ def small(say: Say, pool: cases.Pool, limits: dict[str, float], clock: Clock, qu
     """Store and query kernels: microseconds and the bytes they must move."""
     found = []
     freqs = torch.rand((70000, 64), device=cases.DEVICE)
+    positions = torch.arange(70000, device=cases.DEVICE)
     norm = torch.ones(128, device=cases.DEVICE)
     for rows in (1, 32, 256, 2048, 8192):
         if not clock.time_for(f"small {rows}"):
@@ -216,20 +233,20 @@ def small(say: Say, pool: cases.Pool, limits: dict[str, float], clock: Clock, qu
 
         q = torch.randn((rows, 64, 128), device=cases.DEVICE).to(torch.bfloat16)
         gate = torch.randn((rows, 64), device=cases.DEVICE).to(torch.bfloat16)
-        at = torch.arange(rows, device=cases.DEVICE)
 
-        def ask(q: torch.Tensor = q, gate: torch.Tensor = gate, at: torch.Tensor = at) -> None:
-            launch.prepare_query(q, gate, 0.1, freqs, at)
+        def ask(config: launch.QueryConfig | None, q: torch.Tensor = q, gate: torch.Tensor = gate) -> None:
+            launch.prepare_query(q, gate, 0.1, freqs, positions[: q.shape[0]], config=config)
 
-        for name, run, moved in (
-            ("store", put, rows * (128 * 4 + 256 + 24)),
-            ("query", ask, rows * (64 * 128 * 4 + 64 * 6)),
-        ):
-            us = timing.graph_us([run])
-            row = {"kernel": name, "rows": rows, "us": us, "gbps": moved / us / 1e3}
+        us = timing.graph_us([put])
+        found.append({"kernel": "store", "rows": rows, "us": us, "gbps": rows * (128 * 4 + 256 + 24) / us / 1e3})
+        say(f"store {rows:5d} rows {us:8.1f} us")
+        for config in (None, *QUERY_CONFIGS):
+            us = timing.graph_us([lambda: ask(config)])  # noqa: B023 - called before the loop goes on
+            row = {"kernel": "query", "config": repr(config), "rows": rows, "us": us}
+            row["gbps"] = rows * (64 * 128 * 4 + 64 * 6) / us / 1e3
             row["of_copy"] = row["gbps"] / limits["copy_gbps"]
             found.append(row)
-            say(f"{name} {rows:5d} rows {us:8.1f} us {row['gbps']:7.0f} GB/s")
+            say(f"query {rows:5d} rows {us:8.1f} us {row['gbps']:7.0f} GB/s {config}")
     return found
 
 

@@ -119,10 +119,10 @@ def _fitted(tensor: Any, rows: int, value: int) -> Any:
     return F.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, rows - tensor.shape[0]), value=value)
 
 
-def _walks(forward_batch: Any) -> bool:
-    """Whether each row has keys of its own, or few rows share them: decode and speculative verify."""
+def _rows(forward_batch: Any) -> dict[str, bool]:
+    """Whether each row has keys of its own (decode), or a few rows in a row the same (speculative verify)."""
     mode = forward_batch.forward_mode
-    return bool(mode.is_decode() or mode.is_target_verify())
+    return {"walk": bool(mode.is_decode()), "shared": bool(mode.is_target_verify())}
 
 
 def _raw_indices(self: Any, core: Any, selected: Any, module: Any, core_first: bool) -> tuple[Any, bool]:
@@ -161,7 +161,7 @@ def _scores_0_5_17(self: Any, prepared: Any, weights: Any, buffer: Any, c4_index
         table.to(torch.int32),
         lengths.reshape(-1).to(torch.int32),
         plan.max_c4_seq_len,
-        walk=_walks(forward_batch),
+        **_rows(forward_batch),
     )
     assert plan.page_table is core.page_table
     if self.debug_use_external_c4_sparse_indices:
@@ -206,7 +206,7 @@ def _scores_0_5_23(self: Any, prepared: Any, weights: Any, buffer: Any, c4_index
             narrow_table[part],
             narrow_lengths[part],
             plan.max_compressed_seq_len,
-            walk=_walks(forward_batch),
+            **_rows(forward_batch),
         )
         raw_part = raw[part] if raw is not None else None
         arguments = (logits, lengths[part], table[part], selected[part], plan.compressed_page_size)

@@ -61,19 +61,10 @@ def rotate(x, matrix, DIM: tl.constexpr, COMPILED: tl.constexpr):
 
 
 @triton.jit
-def rope_tail(own, other, freqs_ptr, position, dims, keep, DIM: tl.constexpr, ROPE: tl.constexpr):
-    """Interleaved RoPE on the last ROPE of DIM values: pairs (2i, 2i+1) turned by the complex freqs[position, i].
-
-    `own` and `other` are `[rows, DIM]`: the value of each dim, and of its partner in the pair.
-    """
-    tail = dims >= DIM - ROPE
-    pair = (dims - (DIM - ROPE)) & -2
-    base = freqs_ptr + position.to(tl.int64)[:, None] * ROPE + pair[None, :]
-    use = keep[:, None] & tail[None, :]
-    cosine = tl.load(base, mask=use, other=1.0)
-    sine = tl.load(base + 1, mask=use, other=0.0)
-    sign = tl.where((dims & 1) == 0, -1.0, 1.0)
-    return own * cosine + other * sine * sign[None, :]
+def rope_pairs(x, cosine, sine, ROWS: tl.constexpr, DIM: tl.constexpr):
+    """Pairs (2i, 2i+1) of `[ROWS, DIM]` turned by cosine and sine `[ROWS or 1, DIM / 2]`, all within a thread."""
+    even, odd = tl.split(tl.reshape(x, [ROWS, DIM // 2, 2]))
+    return tl.reshape(tl.join(even * cosine - odd * sine, even * sine + odd * cosine), [ROWS, DIM])
 
 
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["loc_ptr"])
@@ -111,14 +102,14 @@ def store_keys_kernel(
         source = tl.load(plan_ptr + row * 4 + 1, mask=keep, other=0) & 0xFFFF
     slot = tl.load(loc_ptr + source, mask=keep, other=0).to(tl.int64)
     dims = tl.arange(0, DIM)
-    partner = dims ^ 1
     base = x_ptr + row.to(tl.int64)[:, None] * DIM
-    own = tl.load(base + dims[None, :], mask=keep[:, None], other=0.0).to(tl.float32)
-    other = tl.load(base + partner[None, :], mask=keep[:, None], other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(own * own, axis=1) / DIM + eps)
-    own = own * scale[:, None] * tl.load(weight_ptr + dims).to(tl.float32)[None, :]
-    other = other * scale[:, None] * tl.load(weight_ptr + partner).to(tl.float32)[None, :]
-    turned = rope_tail(own, other, freqs_ptr, length - RATIO, dims, keep, DIM, ROPE)
+    x = tl.load(base + dims[None, :], mask=keep[:, None], other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=1) / DIM + eps)
+    x = x * scale[:, None] * tl.load(weight_ptr + dims).to(tl.float32)[None, :]
+    pair = tl.arange(0, DIM // 2) - (DIM - ROPE) // 2
+    turn = freqs_ptr + (length - RATIO).to(tl.int64)[:, None] * ROPE + 2 * pair[None, :]
+    use = keep[:, None] & (pair >= 0)[None, :]
+    turned = rope_pairs(x, tl.load(turn, mask=use, other=1.0), tl.load(turn + 1, mask=use, other=0.0), BLOCK, DIM)
     value = rotate(turned, hadamard_bf16(DIM), DIM, COMPILED)
     tl.store(out_ptr + slot[:, None] * DIM + dims[None, :], nearest_bf16(value, COMPILED), mask=keep[:, None])
 
@@ -151,6 +142,7 @@ def query_kernel(
     DIM: tl.constexpr,
     ROPE: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
     """RoPE and Hadamard of query heads, kept in bf16, and the head weights in fp32, unquantised.
@@ -160,19 +152,15 @@ def query_kernel(
     """
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     dims = tl.arange(0, DIM)
-    tail = dims >= DIM - ROPE
-    pair = (dims - (DIM - ROPE)) & -2
-    sign = tl.where((dims & 1) == 0, -1.0, 1.0)
+    pair = tl.arange(0, DIM // 2) - (DIM - ROPE) // 2
     matrix = hadamard_bf16(DIM)
-    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
         wide = tl.cast(row, tl.int64)
-        turn = freqs_ptr + tl.load(position_ptr + row).to(tl.int64) * ROPE + pair
-        cosine = tl.load(turn, mask=tail, other=1.0)
-        sine = tl.load(turn + 1, mask=tail, other=0.0) * sign
-        base = x_ptr + wide * x_stride + head[:, None] * DIM
-        own = tl.load(base + dims[None, :]).to(tl.float32)
-        other = tl.load(base + (dims ^ 1)[None, :]).to(tl.float32)
-        value = rotate(own * cosine[None, :] + other * sine[None, :], matrix, DIM, COMPILED)
+        turn = freqs_ptr + tl.load(position_ptr + row).to(tl.int64) * ROPE + 2 * pair
+        cosine = tl.load(turn, mask=pair >= 0, other=1.0)
+        sine = tl.load(turn + 1, mask=pair >= 0, other=0.0)
+        x = tl.load(x_ptr + wide * x_stride + head[:, None] * DIM + dims[None, :]).to(tl.float32)
+        value = rotate(rope_pairs(x, cosine[None, :], sine[None, :], BLOCK, DIM), matrix, DIM, COMPILED)
         target = q_ptr + (wide * HEADS + head)[:, None] * DIM + dims[None, :]
         tl.store(target, nearest_bf16(value, COMPILED))
         gate = tl.load(gate_ptr + wide * gate_stride + head).to(tl.float32)

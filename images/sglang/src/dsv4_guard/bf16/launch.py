@@ -66,6 +66,18 @@ class PrefillConfig:
 
 
 @dataclass(frozen=True)
+class QueryConfig:
+    """Block sizes of the query kernel."""
+
+    heads: int
+    """Heads of one program."""
+    waves: int
+    """Programs per multiprocessor, which go through the rows in steps; 0: one program a row."""
+    stages: int
+    warps: int
+
+
+@dataclass(frozen=True)
 class Chip:
     """What of a device decides the block sizes."""
 
@@ -98,6 +110,13 @@ def prefill_config(of: Chip) -> PrefillConfig:
     return PrefillConfig(pages=2, rows=64, step=1, stages=2, warps=4, registers=None)
 
 
+def query_config(rows: int, processors: int) -> QueryConfig:
+    """Few rows: small programs, soon done. Many: all heads of a row at once, several rows with one Hadamard matrix."""
+    if rows <= processors:
+        return QueryConfig(heads=16, waves=0, stages=1, warps=4)
+    return QueryConfig(heads=64, waves=8, stages=2, warps=8)
+
+
 def decode_splits(rows: int, columns: int, config: DecodeConfig, processors: int) -> int:
     """Programs per row when split: four rounds of `waves` per multiprocessor, at most one per tile of a full row."""
     tiles = max(1, triton.cdiv(columns, config.pages * PAGE_SLOTS))
@@ -105,10 +124,15 @@ def decode_splits(rows: int, columns: int, config: DecodeConfig, processors: int
 
 
 def prefill_rows(rows: int, columns: int, config: PrefillConfig, processors: int) -> int:
-    """Query rows of one program: fewer where the whole would not fill the chip about four times."""
+    """Query rows of one program: fewer where the programs would not fill the chip.
+
+    Rows that begin near the start of their context (a prefill from zero) leave about half of the programs without work,
+    and the rest uneven, so there the programs are smaller.
+    """
     tiles = triton.cdiv(columns, config.pages * PAGE_SLOTS)
+    wanted = 1.9 * processors * (8 if rows >= 2 * columns else 1)
     for size in PREFILL_ROWS:
-        if size <= config.rows and tiles * triton.cdiv(rows, size) >= 8 * processors:
+        if size <= config.rows and tiles * triton.cdiv(rows, size) >= wanted:
             return size
     return PREFILL_ROWS[-1]
 
@@ -200,7 +224,13 @@ def key_rows(buffer: Tensor, dim: int) -> Tensor:
 
 
 def prepare_query(
-    q: Tensor, gate: Tensor, gate_scale: float, freqs: Tensor, positions: Tensor
+    q: Tensor,
+    gate: Tensor,
+    gate_scale: float,
+    freqs: Tensor,
+    positions: Tensor,
+    *,
+    config: QueryConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(bf16 query `[rows, heads, dim]` with RoPE and Hadamard, fp32 head weights `[rows, heads]`).
 
@@ -215,11 +245,10 @@ def prepare_query(
     _need(gate.shape == (rows, heads) and gate.stride(1) == 1, "head weights do not fit the query")
     _need(positions.shape[0] >= rows and positions.is_contiguous(), "fewer positions than query rows")
     _need(freqs.dtype == torch.float32 and freqs.is_contiguous(), "RoPE table is not contiguous fp32")
-    # Few rows: small programs, soon done. Many: large ones that keep the Hadamard matrix for several rows.
     processors = chip(q.device).processors
-    few = rows <= 4 * processors
-    block = min(heads, 16 if few else 64)
-    grid = (rows if few else min(rows, 8 * processors), heads // block)
+    config = config or query_config(rows, processors)
+    block = min(heads, config.heads)
+    grid = (min(rows, config.waves * processors) if config.waves else rows, heads // block)
     kernels.query_kernel[grid](
         q,
         gate,
@@ -235,8 +264,9 @@ def prepare_query(
         DIM=dim,
         ROPE=freqs.shape[-1],
         BLOCK=block,
+        STAGES=config.stages,
         COMPILED=_compiled(q),
-        num_warps=4 if few else 8,
+        num_warps=config.warps,
     )
     return query, weight
 
@@ -350,9 +380,24 @@ def prefill_logits(
 
 
 def logits(
-    query: Tensor, weight: Tensor, buffer: Tensor, table: Tensor, lengths: Tensor, columns: int, *, walk: bool
+    query: Tensor,
+    weight: Tensor,
+    buffer: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    columns: int,
+    *,
+    walk: bool,
+    shared: bool = False,
 ) -> Tensor:
-    """The kernel that fits: rows alone when `walk` (decode, verify, capture) or when there are few of them."""
+    """The kernel that fits: rows alone when `walk` (decode, verify) or when there are few of them.
+
+    `shared`: several rows in a row see the same keys (verify). Rows in splits then meet in the cache, where tiles dealt
+    out evenly do not.
+    """
+    if shared:
+        config = dataclasses.replace(decode_config(chip(query.device)), split=True)
+        return decode_logits(query, weight, buffer, table, lengths, columns, config=config)
     if walk or query.shape[0] <= DECODE_ROWS:
         return decode_logits(query, weight, buffer, table, lengths, columns)
     return prefill_logits(query, weight, buffer, table, lengths, columns)
@@ -379,7 +424,7 @@ def warm(buffer: Tensor, heads: int = 64, dim: int = 128, rope: int = 64) -> Non
             loc=nowhere,
             buffer=buffer,
         )
-    many = torch.zeros((4 * chip(device).processors + 1, heads, dim), dtype=torch.bfloat16, device=device)
+    many = torch.zeros((chip(device).processors + 1, heads, dim), dtype=torch.bfloat16, device=device)
     for q in (many, many[:1]):
         positions = torch.zeros(q.shape[0], dtype=torch.int64, device=device)
         query, weight = prepare_query(q, q[:, :, 0].contiguous(), 1.0, freqs, positions)
@@ -388,7 +433,9 @@ def warm(buffer: Tensor, heads: int = 64, dim: int = 128, rope: int = 64) -> Non
         table = torch.zeros((rows, 4), dtype=torch.int32, device=device)
         length = torch.zeros(rows, dtype=torch.int32, device=device)
         queries, weights = query.expand(rows, -1, -1).contiguous(), weight.expand(rows, -1).contiguous()
-        decode_logits(queries, weights, buffer, table, length, columns)
+        for split in (False, True):
+            config = dataclasses.replace(decode_config(chip(device)), split=split)
+            decode_logits(queries, weights, buffer, table, length, columns, config=config)
     for size in PREFILL_ROWS:
-        config = dataclasses.replace(prefill_config(chip(device)), rows=size)
-        prefill_logits(query, weight, buffer, table, length, columns, config=config)
+        tiles = dataclasses.replace(prefill_config(chip(device)), rows=size)
+        prefill_logits(query, weight, buffer, table, length, columns, config=tiles)
