@@ -77,10 +77,13 @@ def main() -> None:
             "ROWS": 64,
         }
         found.append(build(kernels.prefill_logits_kernel, target, tiles, prefill.warps, prefill.registers))
-        found.append(build(kernels.query_kernel, target, {"ROPE": 64, "BLOCK": 16}, 4, None))
+        for rows in (1, 8192):
+            query = launch.query_config(rows, chip.processors)
+            blocks = {"ROPE": 64, "BLOCK": query.heads, "STAGES": query.stages}
+            found.append(build(kernels.query_kernel, target, blocks, query.warps, None))
         plan = {"DECODE": True, "RATIO": 4, "ROPE": 64, "BLOCK": 16}
         found.append(build(kernels.store_keys_kernel, target, plan, 4, None))
-        for row in found[-4:]:
+        for row in found[-5:]:
             row["limit"] = shared
     json.dump(found, sys.stdout)
 
