@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dsv4_guard.bf16 import kernels, launch
+from dsv4_guard.bf16 import kernels, prepare, sizes
 
 POINTERS = {
     "q_ptr": "*bf16",
@@ -41,9 +41,9 @@ def build(kernel: Any, target: int, constants: dict[str, Any], warps: int, regis
     names = kernel.arg_names
     constants = {name: value for name, value in {**SHAPE, **constants}.items() if name in names}
     types = {name: "constexpr" if name in constants else POINTERS.get(name, "i32") for name in names}
-    if kernel is kernels.store_keys_kernel:
+    if kernel is prepare.store_keys_kernel:
         types["out_ptr"] = "*bf16"
-    if kernel is kernels.query_kernel:
+    if kernel is prepare.query_kernel:
         types["x_ptr"] = "*bf16"
     source = ASTSource(
         kernel,
@@ -65,8 +65,8 @@ def build(kernel: Any, target: int, constants: dict[str, Any], warps: int, regis
 def main() -> None:
     found = []
     for target, shared in ((90, 232448), (100, 232448), (120, 101376)):
-        chip = launch.Chip(processors=132, shared=shared)
-        decode, prefill = launch.decode_config(chip), launch.prefill_config(chip)
+        chip = sizes.Chip(processors=132, shared=shared)
+        decode, prefill = sizes.decode_config(chip), sizes.prefill_config(chip)
         shape = {"PAGES": decode.pages, "STAGES": decode.stages, "ROWS": 64}
         found.append(build(kernels.decode_logits_kernel, target, shape, decode.warps, None))
         tiles = {
@@ -78,11 +78,11 @@ def main() -> None:
         }
         found.append(build(kernels.prefill_logits_kernel, target, tiles, prefill.warps, prefill.registers))
         for rows in (1, 8192):
-            query = launch.query_config(rows, chip.processors)
+            query = sizes.query_config(rows, chip.processors)
             blocks = {"ROPE": 64, "BLOCK": query.heads, "STAGES": query.stages}
-            found.append(build(kernels.query_kernel, target, blocks, query.warps, None))
+            found.append(build(prepare.query_kernel, target, blocks, query.warps, None))
         plan = {"DECODE": True, "RATIO": 4, "ROPE": 64, "BLOCK": 16}
-        found.append(build(kernels.store_keys_kernel, target, plan, 4, None))
+        found.append(build(prepare.store_keys_kernel, target, plan, 4, None))
         for row in found[-5:]:
             row["limit"] = shared
     json.dump(found, sys.stdout)

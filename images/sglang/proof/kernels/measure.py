@@ -12,12 +12,12 @@ import deepgemm
 import timing
 import torch
 
-from dsv4_guard.bf16 import launch
+from dsv4_guard.bf16 import launch, sizes
 
 Say = Callable[[str], None]
 QUERY_CONFIGS = tuple(
-    launch.QueryConfig(*sizes)
-    for sizes in (
+    sizes.QueryConfig(*numbers)
+    for numbers in (
         (16, 0, 1, 4),
         (32, 0, 1, 4),
         (64, 0, 1, 8),
@@ -60,7 +60,7 @@ def _decode_cell(
     pool: cases.Pool,
     rows: int,
     slots: int,
-    config: launch.DecodeConfig | launch.PrefillConfig | None = None,
+    config: sizes.DecodeConfig | sizes.PrefillConfig | None = None,
     share: int = 1,
     lengths: list[int] | None = None,
 ) -> tuple[float, list[torch.Tensor], int]:
@@ -74,7 +74,7 @@ def _decode_cell(
     out = launch.allocate_logits(rows, slots, q.device)
 
     def one(table: torch.Tensor) -> Callable[[], object]:
-        if isinstance(config, launch.PrefillConfig):
+        if isinstance(config, sizes.PrefillConfig):
             return lambda: launch.prefill_logits(q, w, pool.bf16, table, n, slots, out=out, config=config)
         return lambda: launch.decode_logits(q, w, pool.bf16, table, n, slots, out=out, config=config)
 
@@ -120,10 +120,10 @@ def decode(say: Say, pool: cases.Pool, limits: dict[str, float], clock: Clock, q
                 fp8 = row.get("fp8_us")
                 ratio = f"{fp8:9.1f} {us / fp8:5.2f}" if isinstance(fp8, float) else str(fp8)
                 if share > 1:
-                    split = launch.DecodeConfig(pages=2, stages=3, warps=4, waves=2, split=True)
+                    split = sizes.DecodeConfig(pages=2, stages=3, warps=4, waves=2, split=True)
                     row["split_us"] = _decode_cell(pool, rows, slots, split, share=share)[0]
                     ratio += f" | split {row['split_us']:.1f} us"
-                    shared = launch.PrefillConfig(pages=4, rows=16, step=1, stages=2, warps=8, registers=128)
+                    shared = sizes.PrefillConfig(pages=4, rows=16, step=1, stages=2, warps=8, registers=128)
                     row["shared_us"] = _decode_cell(pool, rows, slots, shared, share=share)[0]
                     ratio += f" | prefill kernel {row['shared_us']:.1f} us"
                 say(
@@ -138,7 +138,7 @@ def decode(say: Say, pool: cases.Pool, limits: dict[str, float], clock: Clock, q
         us, tables, moved = _decode_cell(pool, rows, longest // 4, lengths=lengths)
         row = {"rows": rows, "longest": longest, "us": us, "bytes": moved, "gbps": moved / us / 1e3}
         row["of_copy"], row["of_read"] = row["gbps"] / limits["copy_gbps"], row["gbps"] / limits["read_gbps"]
-        split = launch.DecodeConfig(pages=2, stages=3, warps=4, waves=2, split=True)
+        split = sizes.DecodeConfig(pages=2, stages=3, warps=4, waves=2, split=True)
         row["split_us"] = _decode_cell(pool, rows, longest // 4, split, lengths=lengths)[0]
         if deepgemm.deep_gemm:
             q, w = cases.fp8_queries(*cases.queries(rows))
@@ -153,7 +153,7 @@ def decode(say: Say, pool: cases.Pool, limits: dict[str, float], clock: Clock, q
 
 
 def _prefill_cell(
-    pool: cases.Pool, rows: int, slots: int, causal: bool, config: launch.PrefillConfig | None = None
+    pool: cases.Pool, rows: int, slots: int, causal: bool, config: sizes.PrefillConfig | None = None
 ) -> tuple[float, float, torch.Tensor, torch.Tensor]:
     """(microseconds, TFLOP of the needed scores, table, lengths): the last `rows` tokens of one request."""
     table = cases.tables(1, slots, pool.pages, 1, seed=6)[0].expand(rows, -1).contiguous()
@@ -234,7 +234,7 @@ def small(say: Say, pool: cases.Pool, limits: dict[str, float], clock: Clock, qu
         q = torch.randn((rows, 64, 128), device=cases.DEVICE).to(torch.bfloat16)
         gate = torch.randn((rows, 64), device=cases.DEVICE).to(torch.bfloat16)
 
-        def ask(config: launch.QueryConfig | None, q: torch.Tensor = q, gate: torch.Tensor = gate) -> None:
+        def ask(config: sizes.QueryConfig | None, q: torch.Tensor = q, gate: torch.Tensor = gate) -> None:
             launch.prepare_query(q, gate, 0.1, freqs, positions[: q.shape[0]], config=config)
 
         us = timing.graph_us([put])
@@ -273,7 +273,7 @@ def sweep(say: Say, pool: cases.Pool, limits: dict[str, float], clock: Clock, qu
         (2, 3, 4, 1, True),
         (1, 4, 4, 2, True),
     ):
-        config = launch.DecodeConfig(pages, stages, warps, waves, split)
+        config = sizes.DecodeConfig(pages, stages, warps, waves, split)
         line = []
         for rows, context in shapes:
             if rows * context // 256 > pool.pages or not clock.time_for(f"sweep decode {config}"):
@@ -306,7 +306,7 @@ def sweep(say: Say, pool: cases.Pool, limits: dict[str, float], clock: Clock, qu
         (2, 64, 1, 3, 8, 128, True),
         (2, 64, 2, 2, 8, None, True),
     ):
-        tiles = launch.PrefillConfig(pages, rows_per, step, stages, warps, registers, held)
+        tiles = sizes.PrefillConfig(pages, rows_per, step, stages, warps, registers, held)
         line = []
         for rows, context in shapes:
             if context // 256 > pool.pages or not clock.time_for(f"sweep prefill {tiles}"):

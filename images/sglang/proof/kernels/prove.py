@@ -26,7 +26,7 @@ import timing
 import torch
 import triton
 
-from dsv4_guard.bf16 import launch
+from dsv4_guard.bf16 import sizes
 
 PARTS = ("correct", "decode", "prefill", "small", "sweep")
 
@@ -47,8 +47,8 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "deep_gemm": getattr(deepgemm.deep_gemm, "__version__", "present") if deepgemm.deep_gemm else deepgemm.MISSING,
-        "decode_config": repr(launch.decode_config(launch.chip(torch.device("cuda", 0)))),
-        "prefill_config": repr(launch.prefill_config(launch.chip(torch.device("cuda", 0)))),
+        "decode_config": repr(sizes.decode_config(sizes.chip(torch.device("cuda", 0)))),
+        "prefill_config": repr(sizes.prefill_config(sizes.chip(torch.device("cuda", 0)))),
     }
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dsv4_guard.bf16 import launch, reference
+from dsv4_guard.bf16 import launch, reference, sizes
 
 HEADS, DIM, ROPE = 4, 32, 16
 """Small: the interpreter runs each operation in numpy. 64 heads of 128 are proved on a GPU (images/sglang/proof)."""
 UNWRITTEN = 1e6
 """Far from every score."""
 DECODE = [
-    launch.DecodeConfig(pages=p, stages=3, warps=4, waves=w, split=split)
+    sizes.DecodeConfig(pages=p, stages=3, warps=4, waves=w, split=split)
     for p, w, split in ((1, 1, False), (2, 8, False), (1, 2, True))
 ]
 PREFILL = [
-    launch.PrefillConfig(pages=p, rows=r, step=s, stages=2, warps=4, registers=None, held=held)
+    sizes.PrefillConfig(pages=p, rows=r, step=s, stages=2, warps=4, registers=None, held=held)
     for p, r, s, held in ((1, 4, 1, False), (2, 8, 2, True), (4, 16, 1, False))
 ]
 
@@ -53,8 +53,8 @@ class Case:
         """As the engine holds it: uint8 pages."""
         return self.pool.view(torch.uint8).view(-1, 64 * DIM * 2)
 
-    def run(self, config: launch.DecodeConfig | launch.PrefillConfig) -> torch.Tensor:
-        kernel = launch.decode_logits if isinstance(config, launch.DecodeConfig) else launch.prefill_logits
+    def run(self, config: sizes.DecodeConfig | sizes.PrefillConfig) -> torch.Tensor:
+        kernel = launch.decode_logits if isinstance(config, sizes.DecodeConfig) else launch.prefill_logits
         out = launch.allocate_logits(len(self.lengths), self.columns, self.query.device).fill_(UNWRITTEN)
         return kernel(
             self.query, self.weight, self.buffer, self.table, self.lengths, self.columns, out=out, config=config
@@ -81,20 +81,20 @@ class Case:
     [[1], [64], [65, 0, 128, 127], [0, 0], [300, 1, 63, 64, 65, 512, 511]],
     ids=["one", "page", "edges", "empty", "ragged"],
 )
-def test_scores_of_ragged_rows(config: launch.DecodeConfig | launch.PrefillConfig, lengths: list[int]) -> None:
+def test_scores_of_ragged_rows(config: sizes.DecodeConfig | sizes.PrefillConfig, lengths: list[int]) -> None:
     case = Case(lengths, pages=8)
     case.check(case.run(config))
 
 
 @pytest.mark.parametrize("config", [DECODE[1], PREFILL[1]], ids=str)
 @pytest.mark.parametrize("rows", [32, 256])
-def test_many_rows(config: launch.DecodeConfig | launch.PrefillConfig, rows: int) -> None:
+def test_many_rows(config: sizes.DecodeConfig | sizes.PrefillConfig, rows: int) -> None:
     case = Case([(37 * row) % 65 for row in range(rows)], pages=1, seed=rows)
     case.check(case.run(config))
 
 
 @pytest.mark.parametrize("config", PREFILL, ids=str)
-def test_one_request_of_growing_length(config: launch.PrefillConfig) -> None:
+def test_one_request_of_growing_length(config: sizes.PrefillConfig) -> None:
     """A prefill: row r of a request sees r // 4 slots more than the first; all rows share one list of pages."""
     lengths = [60 + row // 4 for row in range(40)]
     longest = len(lengths) - 1
@@ -106,7 +106,7 @@ def test_one_request_of_growing_length(config: launch.PrefillConfig) -> None:
 
 
 @pytest.mark.parametrize("config", PREFILL, ids=str)
-def test_requests_that_share_a_prefix_and_part(config: launch.PrefillConfig) -> None:
+def test_requests_that_share_a_prefix_and_part(config: sizes.PrefillConfig) -> None:
     """Rows of several requests in one program: same first page, different second; a short row between long ones."""
     case = Case([130, 64, 190, 20, 190, 129], pages=3, shared={1: 0, 2: 0, 4: 2}, seed=3)
     case.table[4] = case.table[2]
@@ -115,7 +115,7 @@ def test_requests_that_share_a_prefix_and_part(config: launch.PrefillConfig) -> 
 
 
 @pytest.mark.parametrize("config", [DECODE[0], PREFILL[0]], ids=str)
-def test_moving_pages_moves_no_score(config: launch.DecodeConfig | launch.PrefillConfig) -> None:
+def test_moving_pages_moves_no_score(config: sizes.DecodeConfig | sizes.PrefillConfig) -> None:
     case = Case([200, 130], pages=4)
     before = case.run(config)
     order = torch.randperm(case.pool.shape[0] // 64, generator=torch.Generator().manual_seed(9))
@@ -137,7 +137,7 @@ def test_decode_and_prefill_kernels_agree_to_the_bit() -> None:
 def test_splits_do_not_change_scores() -> None:
     case = Case([700, 5], pages=11)
     outs = [
-        case.run(launch.DecodeConfig(pages=1, stages=2, warps=4, waves=w, split=split))
+        case.run(sizes.DecodeConfig(pages=1, stages=2, warps=4, waves=w, split=split))
         for w, split in ((1, False), (3, False), (50, False), (1, True), (9, True))
     ]
     for out in outs[1:]:
@@ -255,15 +255,15 @@ def test_query_and_key_meet_as_without_hadamard() -> None:
     [(1, 64, 1), (1, 262144, 1056), (256, 262144, 5), (4096, 262144, 1), (8, 128, 1)],
 )
 def test_splits_fill_the_chip_and_never_exceed_the_tiles(rows: int, columns: int, splits: int) -> None:
-    h200 = launch.Chip(processors=132, shared=232448)
-    assert launch.decode_splits(rows, columns, launch.decode_config(h200), h200.processors) == splits
+    h200 = sizes.Chip(processors=132, shared=232448)
+    assert sizes.decode_splits(rows, columns, sizes.decode_config(h200), h200.processors) == splits
 
 
 def test_small_shared_memory_gets_small_tiles() -> None:
-    sm120 = launch.Chip(processors=188, shared=101376)
-    config = launch.decode_config(sm120)
+    sm120 = sizes.Chip(processors=188, shared=101376)
+    config = sizes.decode_config(sm120)
     assert config.pages * 64 * 256 * config.stages + 64 * 256 <= sm120.shared
-    prefill = launch.prefill_config(sm120)
+    prefill = sizes.prefill_config(sm120)
     assert prefill.pages * 64 * 256 + prefill.stages * prefill.step * 64 * 256 <= sm120.shared
 
 
