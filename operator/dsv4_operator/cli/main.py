@@ -19,10 +19,25 @@ _MODULES: Final = {
     "plan": "plan",
     "explain": "explain",
     "import": "importer.command",
+    "classify": "classify",
 }
 _EPILOG: Final = (
     "Exit codes: 0 fine, 1 refused, 2 unreadable input or wrong usage. -o json is documented in docs/dsv4ctl.md."
 )
+
+
+_CLASSIFY_EPILOG: Final = """\
+The expectation is one JSON or YAML object:
+  {"mode": "call", "tool": "probe_echo", "arguments": {"token": "zk-41-quartz-ramp", "n": 7}, "toolChoice": "auto",
+   "nonces": ["secrets of other requests"], "prompt": "the long text that was sent"}
+mode is call (one call of tool with exactly these arguments), none (tools offered, no call wanted) or text.
+
+examples:
+  dsv4ctl classify --reply reply.json --expect expect.json
+  curl -sN ... | dsv4ctl classify --reply - --expect expect.json -o json
+  dsv4ctl classify --reply stream.jsonl --whole reply.json --expect expect.json
+
+Exit codes: 0 clean, 1 signatures found, 2 unreadable input or wrong usage. Signatures: docs/signatures.md."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -43,7 +58,8 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
 
     parser = _Parser(
         prog=prog,
-        description="Looks at DSV4Deployments without a cluster: what the operator makes of them, and what it refuses.",
+        description="Looks at DSV4Deployments without a cluster: what the operator makes of them, and what it refuses. "
+        "Asks engines, on any cluster or none, whether tool calls come back right.",
         epilog=_EPILOG,
         allow_abbrev=False,
     )
@@ -81,12 +97,19 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     _output(explain, ("text", "json"), "for people, or for programs [default text]")
 
     _import(_command(commands, "import", "Make a DSV4Deployment of the launch commands that you already run."))
+    _classify(_command(commands, "classify", "Say what is wrong with a reply to a tool call.", _CLASSIFY_EPILOG))
     return parser
 
 
-def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+def _command(commands: Any, name: str, text: str, epilog: str = _EPILOG) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=text, epilog=_EPILOG, allow_abbrev=False
+        name,
+        help=text,
+        description=text,
+        epilog=epilog,
+        allow_abbrev=False,
+        # Examples keep their lines.
+        formatter_class=argparse.HelpFormatter if epilog is _EPILOG else argparse.RawDescriptionHelpFormatter,
     )
     return command
 
@@ -117,6 +140,20 @@ def _images(parser: argparse.ArgumentParser, *, assume: bool = True) -> None:
 def variable(image: str) -> str:
     """The environment variable with the default of an image."""
     return f"DSV4CTL_{image.upper()}_IMAGE"
+
+
+def _classify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--reply",
+        required=True,
+        metavar="FILE",
+        help="a chat completion as JSON, or the chunks of a streamed one as JSON lines or data: lines; - is stdin",
+    )
+    parser.add_argument("--expect", required=True, metavar="FILE", help="what the right reply is; - is stdin")
+    parser.add_argument(
+        "--whole", metavar="FILE", help="a reply to the same request that was not streamed, to compare (S30)"
+    )
+    _output(parser, ("text", "json"), "for people, or for programs [default text]")
 
 
 def _import(parser: argparse.ArgumentParser) -> None:

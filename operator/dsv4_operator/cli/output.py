@@ -17,6 +17,10 @@ COLOURS: Final = {
     "Set": "cyan",
     "NewGeneration": "bold yellow",
     "InPlace": "cyan",
+    "corruption": "bold red",
+    "contract": "yellow",
+    "budget": "cyan",
+    "transport": "red",
 }
 
 
