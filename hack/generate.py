@@ -13,6 +13,7 @@ GENERATORS = (
     ("the reference of policy", ["-m", "dsv4_operator.policy.reference"]),
     ("the engine matrix", ["hack/contract/engine_matrix.py"]),
     ("the table of imported launches", ["hack/import_table.py"]),
+    ("rules, scrape objects and dashboard", ["hack/monitoring_files.py"]),
     ("the chart's copies and tables", ["charts/sync.py"]),
 )
 

@@ -1,4 +1,4 @@
-"""Writes the monitoring files (rules, scrape objects, dashboard); with --check shows what is not current and exits 1."""
+"""Writes the monitoring files (rules, scrape objects, dashboard); with --check says what is stale and exits 1."""
 
 from __future__ import annotations
 

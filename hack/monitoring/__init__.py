@@ -1,1 +1,1 @@
-"""Makes the monitoring files: recording and alerting rules, scrape objects, the dashboard. Run hack/monitoring_files.py."""
+"""Makes the monitoring files: rules, scrape objects, the dashboard. Entry point: hack/monitoring_files.py."""

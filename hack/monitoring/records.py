@@ -46,7 +46,8 @@ ENGINE: Final = (
         engine_rate("realtime_tokens_total", "5m", matchers='engine_type="decode",mode="decode"'),
     ),
     Record(
-        "dsv4_pod:generation_tokens:rate5m", engine_rate("generation_tokens_total", "5m", matchers='engine_type="decode"')
+        "dsv4_pod:generation_tokens:rate5m",
+        engine_rate("generation_tokens_total", "5m", matchers='engine_type="decode"'),
     ),
     Record("dsv4_pod:transfer_failures:increase5m", engine_increase("num_transfer_failed_reqs_total", "5m")),
     Record("dsv4_pod:bootstrap_failures:increase5m", engine_increase("num_bootstrap_failed_reqs_total", "5m")),
@@ -116,9 +117,7 @@ OUTPUT: Final = (
         and dsv4_generation:user_requests:rate30m >= dsv4_generation:canary_requests:rate30m
         """,
     ),
-    Record(
-        "dsv4_generation:load_back_tokens:increase1h", engine_increase("load_back_tokens_total", "1h", GENERATION)
-    ),
+    Record("dsv4_generation:load_back_tokens:increase1h", engine_increase("load_back_tokens_total", "1h", GENERATION)),
     Record(
         # The gauge keeps its last value when the engine is idle, so it counts only while tokens come.
         "dsv4_pod:spec_accept_length:max",

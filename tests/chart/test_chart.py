@@ -51,7 +51,12 @@ MATRIX: dict[str, dict[str, Any]] = {
         ],
         "crds": {"keep": False},
         "serviceAccount": {"name": "someone", "annotations": {"a": "b"}},
-        "metrics": {"podMonitor": {"enabled": True, "labels": {"release": "prom"}, "interval": "1m"}},
+        "metrics": {
+            "runbookBaseUrl": "https://git.example.com/dsv4/blob/main/docs/runbooks/",
+            "podMonitor": {"enabled": True, "labels": {"release": "prom"}, "interval": "1m"},
+            "rules": {"enabled": True, "labels": {"release": "prom"}},
+            "dashboard": {"enabled": True, "annotations": {"grafana_folder": "Serving"}},
+        },
         "webhook": {"enabled": True, "failurePolicy": "Fail", "timeoutSeconds": 10},
         "networkPolicy": {
             "enabled": True,
@@ -91,6 +96,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "a label that is no text": {"commonLabels": {"a": 1}},
     "a switch as text": {"crds": {"enabled": "yes"}},
     "an interval without a unit": {"metrics": {"podMonitor": {"interval": "30"}}},
+    "an address of runbooks with a blank": {"metrics": {"runbookBaseUrl": "https://example.com/run books"}},
     "no API server port": {"networkPolicy": {"apiServerPorts": []}},
     "a port that cannot be": {"networkPolicy": {"apiServerPorts": [70000]}},
     "a webhook switch as text": {"webhook": {"enabled": "yes"}},
@@ -204,7 +210,11 @@ def test_the_pod_is_found_by_those_who_look_for_it(template: Render) -> None:
         *(service["spec"]["selector"] for service in of_kind(objects, "Service")),
         only(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
         only(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
-        only(objects, "PodMonitor")["spec"]["selector"]["matchLabels"],
+        *(
+            one["spec"]["selector"]["matchLabels"]
+            for one in of_kind(objects, "PodMonitor")
+            if one["metadata"]["name"] == "rel-pd"
+        ),
     ]
     assert selectors == [{"app.kubernetes.io/name": "dsv4-operator", "app.kubernetes.io/instance": "rel"}] * 6
     assert deployment["metadata"]["name"] == "rel-pd"
@@ -263,11 +273,16 @@ def test_no_rule_is_wide(template: Render) -> None:
 def test_a_pod_monitor_needs_its_api(template: Render) -> None:
     values: dict[str, Any] = {"metrics": {"podMonitor": {"enabled": True}}}
     assert not of_kind(template(values), "PodMonitor")
-    monitor = only(template(values, "--api-versions", MONITORING), "PodMonitor")
+    monitors = {
+        one["metadata"]["name"]: one for one in of_kind(template(values, "--api-versions", MONITORING), "PodMonitor")
+    }
+    assert sorted(monitors) == ["dsv4-operator", "dsv4-operator-engines", "dsv4-operator-routers"]
+    monitor = monitors["dsv4-operator"]
     ports = {port["name"]: port["containerPort"] for port in container(template(values))["ports"]}
     assert [ports[one["port"]] for one in monitor["spec"]["podMetricsEndpoints"]] == [8080]
     values["metrics"]["enabled"] = False
-    assert not of_kind(template(values, "--api-versions", MONITORING), "PodMonitor")
+    left = of_kind(template(values, "--api-versions", MONITORING), "PodMonitor")
+    assert [one["metadata"]["name"] for one in left] == ["dsv4-operator-engines", "dsv4-operator-routers"]
 
 
 @pytest.mark.parametrize(

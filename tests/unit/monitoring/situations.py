@@ -279,7 +279,8 @@ def wedged() -> Iterator[Case]:
 
 def transfer() -> Iterator[Case]:
     """DSV4TransferSlow and DSV4TransferFailures."""
-    history = 5 * HOUR
+    history = 3 * HOUR
+    groups = ("dsv4-engine", "dsv4-transfer")
     slow: Series = {
         engine("sglang:kv_transfer_speed_gb_s_sum", role): f"0+400x{history} {400 * history}+40x{HOUR}"
         for role in ROLES
@@ -289,6 +290,7 @@ def transfer() -> Iterator[Case]:
         "transfers at a tenth of their speed",
         differing(history + HOUR, slow),
         {start - 5: set(), start + 40: {"DSV4TransferSlow"}},
+        groups=groups,
     )
     smaller: Series = {
         engine("sglang:kv_transfer_total_mb_sum", role): f"0+2000x{history} {2000 * history}+100x{HOUR}"
@@ -298,12 +300,15 @@ def transfer() -> Iterator[Case]:
         "transfers are small, so slow",
         differing(history + HOUR, slow, smaller),
         {start + 20: set(), start + 40: set()},
+        groups=groups,
     )
     half: Series = {
         engine("sglang:kv_transfer_speed_gb_s_sum", role): f"0+400x{history} {400 * history}+200x{HOUR}"
         for role in ROLES
     }
-    yield Case("transfers at half speed under load", differing(history + HOUR, half), {start + 40: set()})
+    yield Case(
+        "transfers at half speed under load", differing(history + HOUR, half), {start + 40: set()}, groups=groups
+    )
     yield Case(
         "slow from the start: no history",
         differing(HOUR, {engine("sglang:kv_transfer_speed_gb_s_sum", role): f"0+4x{HOUR}" for role in ROLES}),
@@ -356,7 +361,8 @@ def drift() -> Iterator[Case]:
 
 def output() -> Iterator[Case]:
     """DSV4OutputLengthRatio and DSV4SpecAcceptLengthDrop."""
-    history = 7 * HOUR
+    history = 11 * HOUR // 2
+    groups = ("dsv4-engine", "dsv4-output")
     start, whole = history // MINUTE, history + 2 * HOUR
     tokens = engine("sglang:generation_tokens_total", "decode")
     longer = {tokens: f"0+12000x{history} {12000 * history}+30000x{2 * HOUR}"}
@@ -364,11 +370,12 @@ def output() -> Iterator[Case]:
         "answers loop",
         differing(whole, longer),
         {start - 5: set(), start + 20: set(), start + 75: {"DSV4OutputLengthRatio"}},
+        groups=groups,
     )
     somewhat = {tokens: f"0+12000x{history} {12000 * history}+18000x{2 * HOUR}"}
-    yield Case("answers are half as long again", differing(whole, somewhat), {start + 75: set()})
+    yield Case("answers are half as long again", differing(whole, somewhat), {start + 75: set()}, groups=groups)
     cold = {engine("sglang:load_back_tokens_total", "prefill", pool="kv"): None}
-    yield Case("longer answers without reloads", differing(whole, longer, cold), {start + 75: set()})
+    yield Case("longer answers without reloads", differing(whole, longer, cold), {start + 75: set()}, groups=groups)
     requests = engine("sglang:num_requests_total", "decode")
     night = {
         # Two probes a sample (one of each sidecar) and next to no users; then users with long answers come.
@@ -376,17 +383,24 @@ def output() -> Iterator[Case]:
         tokens: f"0+120x{history} {120 * history}+12120x{2 * HOUR}",
         engine("sglang:realtime_tokens_total", "decode", mode="decode", tp_rank="0"): f"0+120x{whole}",
     }
-    yield Case("users come after a night of canaries alone", differing(whole, night), {start + 40: set(), start + 75: set()})
+    yield Case(
+        "users come after a night of canaries alone",
+        differing(whole, night),
+        {start + 40: set(), start + 75: set()},
+        groups=groups,
+    )
     length = engine("sglang:spec_accept_length", "decode", tp_rank="0")
     yield Case(
         "speculation accepts half",
         differing(whole, {length: f"2.5x{history} 1.2x{2 * HOUR}"}),
         {start + 5: set(), start + 40: {"DSV4SpecAcceptLengthDrop"}},
+        groups=groups,
     )
     yield Case(
         "speculation accepts a little less",
         differing(whole, {length: f"2.5x{history} 2.1x{2 * HOUR}"}),
         {start + 40: set()},
+        groups=groups,
     )
     yield Case(
         "speculation rests with the engine",
@@ -401,6 +415,7 @@ def output() -> Iterator[Case]:
             },
         ),
         {start + 40: set()},
+        groups=groups,
     )
 
 
@@ -460,9 +475,7 @@ def absent() -> Iterator[Case]:
         differing(N, {canary("up", "decode"): f"1x20 0x10 1x{N}"}),
         {14: set(), 27: set()},
     )
-    unscraped = {
-        selector: values for selector, values in healthy(N).items() if selector.startswith("dsv4_operator_")
-    }
+    unscraped = {selector: values for selector, values in healthy(N).items() if selector.startswith("dsv4_operator_")}
     yield Case(
         "no pod is scraped at all",
         unscraped,
@@ -483,7 +496,7 @@ def absent() -> Iterator[Case]:
     returning: Series = {
         selector: (values or "").replace(f"x{N}", "x20") + f" _x10 {(values or '').split('+')[0].split('x')[0]}x{N}"
         for selector, values in healthy(N).items()
-        if 'sglang:num_running_reqs' in selector and 'role="decode"' in selector
+        if "sglang:num_running_reqs" in selector and 'role="decode"' in selector
     }
     yield Case("an engine misses scrapes for five minutes", differing(N, returning), {14: set(), 22: set()})
 
