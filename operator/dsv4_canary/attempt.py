@@ -67,11 +67,13 @@ class ProbeResult:
     """Margin in force, in nats."""
     reading: Reading | None = None
     raw: PairResult | None = None
+    judged_parity: bool = False
+    """The second half of a parity probe: both were compared."""
 
     @property
     def outcome(self) -> str:
         """Outcome of the metrics contract: pass, fail, loading, unreachable, engine, busy, unusable."""
-        return self.judgement.kind.value
+        return self.judgement.kind.outcome
 
     @property
     def tokens(self) -> int:
@@ -135,7 +137,10 @@ async def parity(session: aiohttp.ClientSession, context: Context, prefix: str) 
         return [first]
     second = await _send(session, context, ProbeName.PARITY, streamed, prefix)
     a, b = _calls(first), _calls(second)
-    if a is not None and b is not None and a != b:
+    if a is None or b is None:
+        return [first, second]
+    second = replace(second, judged_parity=True)
+    if a != b:
         second = replace(second, judgement=_add_failure(second.judgement, "S30", CATALOGUE["S30"].severity))
     return [first, second]
 

@@ -33,17 +33,20 @@ environment of serve (all required unless a default is given):
   DSV4_CANARY_FINGERPRINT          fingerprint of the pod's generation
   DSV4_CANARY_CONFIG               settings file (default {DEFAULT_CONFIG_PATH})
   DSV4_CANARY_ENGINE_DEAD_SECONDS  /livez turns false when the engine served once and then refused
-                                   connections for this long (default 600)
+                                   connections, or was wedged, for this long (default 600)
+  DSV4_CANARY_REQUIRE_GUARD        bf16 or fp8: the engine must carry the gated image's guard for that
+                                   index-K format (default: not required)
   POD_NAME, POD_IP                 from the downward API
   POD_NAMESPACE, POD_UID           from the downward API (optional)
 
 settings file (JSON, re-read when it changes; a refused one leaves the last good settings in force):
   version 1, model (served model name); optional: intervalSeconds 30, timeoutSeconds 60,
-  failureThreshold 3, promptTokens 2600, wedgeSeconds 60
+  failureThreshold 3, promptTokens 2600, wedgeSeconds 60,
+  tokensPerMinute (2.3 x promptTokens an interval)
 
 endpoints:
   /readyz   200 when whole and streamed tool calls pass through the pair, else 503 and why
-  /livez    503 only when the engine is dead for long
+  /livez    503 only when the engine is dead or wedged for long
   /status   JSON: verdict, peers, last probes
   /metrics  Prometheus text
 

@@ -16,7 +16,7 @@ from dsv4_canary.signatures import CATALOGUE
 
 
 class Kind(StrEnum):
-    """What one attempt showed. Values are the outcomes of the metrics contract."""
+    """What one attempt showed."""
 
     PASS = "pass"  # noqa: S105 - an outcome
     FAIL = "fail"
@@ -26,8 +26,15 @@ class Kind(StrEnum):
     """This pod's own engine refused the connection; its health check will tell more."""
     BUSY = "busy"
     """No answer in time, and an engine had work waiting and got on with it."""
+    PEER_WEDGED = "wedged"
+    """No answer in time, and it is known that the peer is stuck and this engine is not."""
     UNUSABLE = "unusable"
     """The engine does not serve this kind of probe: nothing is proved and nothing accused."""
+
+    @property
+    def outcome(self) -> str:
+        """Outcome of the metrics contract: a wedged peer is one that cannot be used."""
+        return Kind.PEER_UNREACHABLE.value if self is Kind.PEER_WEDGED else self.value
 
     @property
     def conclusive(self) -> bool:
@@ -58,6 +65,7 @@ class Judgement:
             Kind.FAIL: PeerOutcome.FAIL,
             Kind.PEER_LOADING: PeerOutcome.LOADING,
             Kind.BUSY: PeerOutcome.BUSY,
+            Kind.PEER_WEDGED: PeerOutcome.FAIL,
         }.get(self.kind, PeerOutcome.UNREACHABLE)
 
     @property

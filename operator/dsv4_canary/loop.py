@@ -1,4 +1,4 @@
-"""The sidecar's work: watch the own engine, find peers, probe in rotation, keep the verdict."""
+"""The sidecar: watches its engine, probes in turns, keeps the verdict, answers from memory."""
 
 from __future__ import annotations
 
@@ -6,36 +6,28 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import aiohttp
 
 from dsv4_canary import discovery, pair
-from dsv4_canary.judge import Judgement, Kind, cache_label, judge
+from dsv4_canary.engine_watch import ALIVE, EngineWatch
+from dsv4_canary.evidence import Level
 from dsv4_canary.metrics import Metrics
-from dsv4_canary.model import Cache, EngineState, HistoryEntry, PeerState, Reason, Role
-from dsv4_canary.probes import ECHO, echo_probe, fresh_nonce
-from dsv4_canary.rotation import STARTUP_RETRY, Rotation
-from dsv4_canary.settings import Environment
-from dsv4_canary.verdict import Failure, Verdict, VerdictMachine
+from dsv4_canary.model import EngineState, Reason, Role
+from dsv4_canary.recorder import Recorder
+from dsv4_canary.rotation import STARTUP_RETRY
+from dsv4_canary.settings import Environment, Settings
+from dsv4_canary.turn import Prober
+from dsv4_canary.verdict import Verdict, VerdictMachine
 from dsv4_canary.watch import SettingsFile
 
 log = logging.getLogger("dsv4_canary")
 
-_HISTORY = 20
-_NONCES = 64
-_PEERS_PER_TURN = 8
 _ENGINE_POLL = 5.0
 _SETTINGS_POLL = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """What one turn of the loop did."""
-
-    conclusive: bool
+_LEAST_POLL = 0.5
+_POLLS_PER_WEDGE = 4
 
 
 class Canary:
@@ -49,23 +41,20 @@ class Canary:
         resolve: Callable[[str], Awaitable[list[str]]] = discovery.resolve,
     ) -> None:
         """``resolve``: from the peers' host name to their addresses; OSError when the lookup itself fails."""
-        self._resolve = resolve
         self.env = env
         self.metrics = metrics
         self._file = settings_file
         settings = settings_file.settings
+        registry = (env.pod_ip, env.bootstrap_port)
+        self._engine = EngineWatch(env.role, env.engine_url, registry, settings.wedge, env.require_guard)
         self._machine = VerdictMachine(env.role, env.peer_host, settings.failure_threshold, settings.absence)
-        # Unique per process, so that a "new" prefix is one that no cache has seen.
-        self._rotation = Rotation(f"{env.pod_name}-{fresh_nonce()}")
-        self._peers: dict[str, PeerState] = {}
-        self._history: deque[HistoryEntry] = deque(maxlen=_HISTORY)
-        self._nonces: deque[str] = deque(maxlen=_NONCES)
-        self._engine = EngineState.LOADING
-        self._ever_alive = False
-        self._cache_reported = False
-        self._last_success: float | None = None
+        self._recorder = Recorder(metrics, shared_cache=env.role is Role.PREFILL)
+        self._prober = Prober(env, self._engine, self._machine, self._recorder, settings, resolve)
+        self._alive_since: float | None = None
         self._wake = asyncio.Event()
         self._shown: Verdict | None = None
+        self._blind: list[str] = []
+        metrics.guard_required.set(env.require_guard is not None)
 
     # What the HTTP server asks.
 
@@ -76,8 +65,9 @@ class Canary:
 
     @property
     def live(self) -> bool:
-        """False when the engine served once and has refused connections for longer than the configured time."""
-        return self._machine.refused_for(time.monotonic()) <= self.env.engine_dead
+        """False when the engine served once and has refused connections, or was wedged, for longer than configured."""
+        now = time.monotonic()
+        return max(self._machine.refused_for(now), self._engine.wedged_for(now)) <= self.env.engine_dead
 
     @property
     def message(self) -> str:
@@ -88,7 +78,8 @@ class Canary:
 
     def status(self) -> dict[str, object]:
         """The ``/status`` document, version 1."""
-        verdict = self.verdict
+        verdict, recorder, peers = self.verdict, self._recorder, self._prober.peers
+        last = recorder.last_success
         return {
             "version": 1,
             "role": self.env.role.value,
@@ -99,11 +90,16 @@ class Canary:
             "live": self.live,
             "reason": verdict.reason.value,
             "message": self.message,
-            "engine": {"healthy": self._engine is EngineState.HEALTHY},
-            "peers": [self._peers[address].to_json() for address in sorted(self._peers)],
-            "lastSuccessTime": None if self._last_success is None else round(self._last_success, 3),
+            "engine": {"healthy": self._engine.state is EngineState.HEALTHY},
+            "peers": [peers[address].to_json() for address in sorted(peers)],
+            "lastSuccessTime": None if last is None else round(last, 3),
             "consecutiveFailures": self._machine.consecutive_failures,
-            "history": [entry.to_json() for entry in self._history],
+            "wedge": self._engine.wedge.to_json(),
+            "corruption": recorder.corruption_json(),
+            "guard": self._engine.guard.to_json(),
+            "probes": recorder.probes_json(),
+            "blind": self._blind,
+            "history": [entry.to_json() for entry in recorder.history],
         }
 
     # Work.
@@ -116,6 +112,7 @@ class Canary:
         async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
             group.create_task(self._watch_settings())
             group.create_task(self._watch_engine(session))
+            group.create_task(self._watch_metrics(session))
             group.create_task(self._probe_for_ever(session))
 
     async def _watch_settings(self) -> None:
@@ -125,53 +122,64 @@ class Canary:
                 if self._file.error is not None:
                     self.metrics.settings_errors.inc()
                 self.metrics.settings_valid.set(0 if self._file.error is not None else 1)
-                settings = self._file.settings
-                self._machine.configure(settings.failure_threshold, settings.absence)
+                self._configure(self._file.settings)
                 self._wake.set()
+
+    def _configure(self, settings: Settings) -> None:
+        self._machine.configure(settings.failure_threshold, settings.absence)
+        self._engine.detector.configure(settings.wedge)
+        self._prober.configure(settings)
 
     async def _watch_engine(self, session: aiohttp.ClientSession) -> None:
         while True:
-            seen = await pair.health(session, self.env.engine_url)
-            self._saw_engine(seen)
-            alive = self._engine in (EngineState.HEALTHY, EngineState.UNHEALTHY)
-            await asyncio.sleep(_ENGINE_POLL if alive else STARTUP_RETRY)
+            self._saw_engine(await pair.health(session, self.env.engine_url))
+            await asyncio.sleep(_ENGINE_POLL if self._engine.state in ALIVE else STARTUP_RETRY)
+
+    async def _watch_metrics(self, session: aiohttp.ClientSession) -> None:
+        """Apart from the health check, which takes long on an engine that is at work."""
+        while True:
+            if self._engine.state in ALIVE:
+                await self._engine.observe(session)
+                self._settle()
+            poll = self._file.settings.wedge / _POLLS_PER_WEDGE
+            await asyncio.sleep(max(_LEAST_POLL, min(_ENGINE_POLL, poll)))
 
     def _saw_engine(self, seen: int | pair.LegKind) -> None:
-        before = self._engine
-        gone = (pair.LegKind.REFUSED, pair.LegKind.UNREACHABLE)
-        if seen == 200:
-            state = EngineState.HEALTHY
-            self._ever_alive = True
-        elif seen in gone:
-            state = EngineState.UNREACHABLE if self._ever_alive else EngineState.LOADING
-        elif before in (EngineState.HEALTHY, EngineState.UNHEALTHY):
-            state = EngineState.UNHEALTHY  # busy, wedged or shutting down: the probes decide
-        else:
-            state = EngineState.LOADING  # listens and warms up, for the first time or after a restart
-        self._engine = state
+        before = self._engine.state
+        state = self._engine.saw(seen)
         self._machine.engine(state, time.monotonic())
         self.metrics.engine_healthy.set(1 if state is EngineState.HEALTHY else 0)
+        if state not in ALIVE:
+            self._alive_since = None
+            if before in ALIVE:
+                self._prober.engine_gone()
+        elif self._alive_since is None:
+            self._alive_since = time.monotonic()
         if state is not before:
             log.info("engine: %s", state.value)
             self._wake.set()
-        self._show()
+        self._settle()
 
     async def _probe_for_ever(self, session: aiohttp.ClientSession) -> None:
-        await self._pause(self._rotation.first_delay())
+        rotation = self._prober.rotation
+        await self._pause(rotation.first_delay())
         while True:
             was_ready = self.verdict.ready
-            turn = await self._turn(session)
-            self._show()
-            verdict = self.verdict
-            await self._pause(
-                self._rotation.delay(
-                    ready=verdict.ready,
-                    became_ready=verdict.ready and not was_ready,
-                    failing=self._machine.consecutive_failures > 0,
-                    conclusive=turn.conclusive,
-                    interval=self._file.settings.interval,
-                )
+            conclusive = False
+            if self._engine.state in ALIVE:
+                conclusive = await self._prober.turn(session)
+                if self._engine.state not in ALIVE:
+                    self._saw_engine(pair.LegKind.REFUSED)
+            self._settle()
+            ready = self.verdict.ready
+            delay = rotation.delay(
+                ready=ready,
+                became_ready=ready and not was_ready,
+                hurried=self._prober.hurried,
+                conclusive=conclusive,
+                interval=self._file.settings.interval,
             )
+            await self._pause(max(delay, self._prober.wait_for_budget()))
 
     async def _pause(self, seconds: float) -> None:
         """Wait; a change of engine state or settings ends the wait."""
@@ -180,114 +188,27 @@ class Canary:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
 
-    async def _turn(self, session: aiohttp.ClientSession) -> _Turn:
-        """One attempt: the first due peer that serves is probed."""
-        if self._engine in (EngineState.LOADING, EngineState.UNREACHABLE):
-            return _Turn(conclusive=False)
-        await self._find_peers()
-        loading = False
-        for address in self._rotation.order(self._peers)[:_PEERS_PER_TURN]:
-            self._rotation.tried(address, time.monotonic())
-            judgement = await self._probe_peer(session, self._peers[address])
-            if judgement.kind in (Kind.PASS, Kind.FAIL):
-                return _Turn(conclusive=True)
-            if judgement.kind is Kind.ENGINE_GONE:
-                self._saw_engine(pair.LegKind.REFUSED)
-                return _Turn(conclusive=False)
-            loading |= judgement.kind is Kind.PEER_LOADING
-        self._machine.no_usable_peer(Reason.PEER_LOADING if loading else Reason.NO_PEER, time.monotonic())
-        return _Turn(conclusive=False)
-
-    async def _find_peers(self) -> None:
-        try:
-            addresses = await self._resolve(self.env.peer_host)
-        except OSError as error:
-            # The name server's trouble says nothing about peers: those known stay.
-            self.metrics.lookup_errors.inc()
-            log.warning("%s", error)
-            return
-        if addresses != sorted(self._peers):
-            log.info("peers: %s", ", ".join(addresses) or "none")
-        self._peers = {address: self._peers.get(address) or PeerState(address) for address in addresses}
-        self._machine.peers(addresses)
-        self.metrics.keep_peers(addresses)
-
-    async def _probe_peer(self, session: aiohttp.ClientSession, peer: PeerState) -> Judgement:
-        """Probe one peer, after a look at its health when that is not known, and record the result."""
-        url = discovery.base_url(peer.address, self.env.peer_port)
-        if not peer.answered_health:
-            seen = await pair.health(session, url)
-            if seen != 200:
-                absent = seen in (pair.LegKind.UNREACHABLE, pair.LegKind.LOST)
-                judgement = Judgement(Kind.PEER_UNREACHABLE if absent else Kind.PEER_LOADING)
-                self._record_absence(peer, judgement)
-                return judgement
-            peer.answered_health = True
-        settings = self._file.settings
-        plan = self._rotation.plan(peer.address, self._machine.next_mode)
-        probe = echo_probe(
-            settings.model, plan.mode, plan.seed, settings.prompt_tokens, other_nonces=tuple(self._nonces)
+    def _settle(self) -> None:
+        """Bring what is known of the engine beside its probes into the verdict; publish and log what changed."""
+        engine, opinion = self._engine, self._recorder.opinion
+        reason, message = None, ""
+        if engine.unguarded:
+            reason, message = Reason.GUARD_MISSING, engine.guard.message
+        elif engine.wedge.wedged:
+            reason, message = Reason.ENGINE_WEDGED, engine.wedge.message
+        elif opinion.level is Level.CONFIRMED and self._prober.corrupts:
+            reason, message = Reason.CORRUPTION, f"{opinion.message}, and this {self.env.role.value} is the cause"
+        self._machine.own_fault(reason, message)
+        self.metrics.wedge(engine.wedge)
+        self.metrics.guard_present.set(engine.guard.present)
+        self._blind = self._recorder.blind(
+            metrics_unreadable=engine.blind,
+            hicache=engine.sample is not None and engine.sample.hicache,
+            alive_since=self._alive_since,
+            interval=self._file.settings.interval,
         )
-        self._nonces.append(probe.nonce)
-        prefill, decode = (self.env.engine_url, url) if self.env.role is Role.PREFILL else (url, self.env.engine_url)
-        result = await pair.drive(
-            session,
-            probe.body,
-            prefill,
-            decode,
-            bootstrap_host=self.env.pod_ip if self.env.role is Role.PREFILL else peer.address,
-            bootstrap_port=self.env.bootstrap_port,
-            seconds=settings.timeout,
-        )
-        judgement = judge(result, self.env.role, probe.expectation)
-        if judgement.kind not in (Kind.PASS, Kind.FAIL):
-            self._record_absence(peer, judgement)
-            return judgement
-        cache = cache_label(result.cached_tokens, self._cache_reported) if result.reply else Cache.UNKNOWN
-        self._cache_reported |= result.cached_tokens is not None
-        if result.reply is not None and result.reply.prompt_tokens is not None:
-            self.metrics.prompt_tokens.set(result.reply.prompt_tokens)
-        self._record(peer, judgement, cache, result.seconds)
-        if judgement.kind is Kind.PASS:
-            self._machine.passed(plan.mode)
-        else:
-            reason = judgement.reason or Reason.PROBE_FAILED
-            self._machine.failed(plan.mode, Failure(reason, peer.address, judgement.what))
-            self._rotation.fresh_prefix(peer.address)
-            log.warning("%s probe with %s failed: %s", plan.mode.value, peer.address, judgement.what)
-        return judgement
-
-    def _record_absence(self, peer: PeerState, judgement: Judgement) -> None:
-        peer.answered_health = False
-        if peer.outcome is not judgement.peer_outcome:
-            log.info("peer %s: %s", peer.address, judgement.peer_outcome.value)
-        peer.outcome, peer.signatures = judgement.peer_outcome, ()
-        self.metrics.attempt(ECHO, judgement.kind.value, Cache.UNKNOWN)
-        self.metrics.peer(peer.address, peer.outcome)
-
-    def _record(self, peer: PeerState, judgement: Judgement, cache: Cache, seconds: float) -> None:
-        now = time.time()
-        passed = judgement.kind is Kind.PASS
-        if passed:
-            self._last_success = now
-            self.metrics.last_success.set(now)
-        # After a failure the peer's health is asked first: it may have been restarted.
-        peer.answered_health = passed
-        peer.outcome, peer.last_probe_time = judgement.peer_outcome, now
-        peer.signatures = judgement.signatures
-        self._history.append(
-            HistoryEntry(now, ECHO, peer.address, peer.outcome, cache, judgement.signatures, seconds, judgement.excerpt)
-        )
-        self.metrics.attempt(ECHO, judgement.kind.value, cache)
-        self.metrics.findings(judgement.failures, cache)
-        self.metrics.conclusive(ECHO, seconds)
-        self.metrics.peer(peer.address, peer.outcome)
-
-    def _show(self) -> None:
-        """Publish the verdict and log it when it changed."""
         verdict = self.verdict
-        if verdict == self._shown:
-            return
-        self.metrics.ready.set(1 if verdict.ready else 0)
-        log.info("%s: %s: %s", "ready" if verdict.ready else "not ready", verdict.reason.value, verdict.message)
-        self._shown = verdict
+        if verdict != self._shown:
+            self.metrics.ready.set(1 if verdict.ready else 0)
+            log.info("%s: %s: %s", "ready" if verdict.ready else "not ready", verdict.reason.value, verdict.message)
+            self._shown = verdict

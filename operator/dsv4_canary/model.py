@@ -152,6 +152,10 @@ class PeerState:
     """One sentence on what the last attempt showed; no counts, no times."""
     answered_health: bool = False
     """Its health check has passed since the last trouble with it, so a probe may go straight ahead."""
+    served: bool = False
+    """A probe was answered since it last was away: if its health check now fails, it is at work and not loading."""
+    testable: bool = True
+    """False after an attempt that could not say anything about this engine."""
 
     def to_json(self) -> dict[str, object]:
         """Form of the ``/status`` contract."""

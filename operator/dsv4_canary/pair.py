@@ -32,6 +32,8 @@ _GRACE = 2.0
 _ABORT_TIMEOUT = 2.0
 CONNECT_TIMEOUT = 3.0
 _HEALTH_TIMEOUT = 25.0
+_INFO_TIMEOUT = 10.0
+_MOST_RANKS = 1024
 
 
 class LegKind(StrEnum):
@@ -200,3 +202,16 @@ async def health(session: aiohttp.ClientSession, url: str) -> int | LegKind:
         return LegKind.OPEN
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return connection_failure(error)
+
+
+async def dp_size(session: aiohttp.ClientSession, url: str) -> int | None:
+    """Data-parallel size of an engine by its ``/server_info``; None when it cannot be read."""
+    limits = aiohttp.ClientTimeout(total=_INFO_TIMEOUT, sock_connect=CONNECT_TIMEOUT)
+    try:
+        async with session.get(f"{url}/server_info", timeout=limits) as response:
+            if response.status != 200:
+                return None
+            found = (await response.json(content_type=None)).get("dp_size", 1)
+    except (aiohttp.ClientError, OSError, ValueError, AttributeError, TimeoutError):
+        return None
+    return found if isinstance(found, int) and 1 <= found <= _MOST_RANKS else 1

@@ -18,7 +18,9 @@ def application(canary: Canary) -> web.Application:
     async def livez(_request: web.Request) -> web.Response:
         if canary.live:
             return web.Response(text="live\n")
-        return web.Response(status=503, text="the engine served before and has refused connections for too long\n")
+        return web.Response(
+            status=503, text="the engine served before and has refused connections or been wedged for too long\n"
+        )
 
     async def status(_request: web.Request) -> web.Response:
         return web.json_response(canary.status())

@@ -18,6 +18,9 @@ from dsv4_canary.model import Role
 
 DEFAULT_CONFIG_PATH = "/etc/dsv4-canary/canary.json"
 SETTINGS_VERSION = 1
+GUARD_FORMATS = ("bf16", "fp8")
+TOKENS_PER_INTERVAL = 2.3
+"""Default budget: so many times ``promptTokens`` an interval, 11,960 a minute with the other defaults."""
 _MAX_SHOWN = 80
 
 
@@ -42,7 +45,9 @@ class Settings:
     failure_threshold: int
     prompt_tokens: int
     wedge: float
-    """Reserved for the wedge detector: how long running requests may produce no token."""
+    """How long work may wait in an engine without any movement until it counts as wedged."""
+    tokens_per_minute: float
+    """Tokens, prompts and answers, that the probes of this pod may cost while it is Ready and nothing is wrong."""
 
     @property
     def absence(self) -> float:
@@ -68,6 +73,8 @@ class Environment:
     engine_dead: float
     """Seconds of refused connections, after the engine was alive once, until ``/livez`` turns false."""
     config_path: str
+    require_guard: str | None = None
+    """Index-K format that the engine's guard must show; None: no guard is required."""
 
 
 _NUMBERS: tuple[tuple[str, float, float, float, bool], ...] = (
@@ -112,7 +119,10 @@ def parse_settings(text: str | bytes) -> tuple[Settings, tuple[str, ...]]:
         name: _number(raw, name, default=default, low=low, high=high, whole=whole)
         for name, default, low, high, whole in _NUMBERS
     }
-    known = {"version", "model", *numbers}
+    known = {"version", "model", "tokensPerMinute", *numbers}
+    # Somewhat more than the probes need at this pace, so that it binds only where prompts are longer than thought.
+    usual = TOKENS_PER_INTERVAL * numbers["promptTokens"] * 60.0 / numbers["intervalSeconds"]
+    budget = _number(raw, "tokensPerMinute", default=usual, low=min(usual, 100), high=max(usual, 1e9), whole=False)
     settings = Settings(
         model=model,
         interval=numbers["intervalSeconds"],
@@ -120,6 +130,7 @@ def parse_settings(text: str | bytes) -> tuple[Settings, tuple[str, ...]]:
         failure_threshold=int(numbers["failureThreshold"]),
         prompt_tokens=int(numbers["promptTokens"]),
         wedge=numbers["wedgeSeconds"],
+        tokens_per_minute=budget,
     )
     return settings, tuple(sorted(str(name) for name in raw if name not in known))
 
@@ -175,7 +186,20 @@ def parse_environment(env: Mapping[str, str], config_path: str | None = None) ->
         pod_uid=env.get("POD_UID", ""),
         pod_ip=pod_ip,
         engine_dead=_seconds(env, "DSV4_CANARY_ENGINE_DEAD_SECONDS", 600.0),
+        require_guard=_guard(env),
         config_path=config_path or env.get("DSV4_CANARY_CONFIG") or DEFAULT_CONFIG_PATH,
+    )
+
+
+def _guard(env: Mapping[str, str]) -> str | None:
+    value = env.get("DSV4_CANARY_REQUIRE_GUARD")
+    if value is None or value in GUARD_FORMATS:
+        return value
+    raise SettingsError(
+        "DSV4_CANARY_REQUIRE_GUARD",
+        value,
+        "is no index-K format with a guard",
+        f"set it to {' or '.join(GUARD_FORMATS)}, or leave it out when no guard is required",
     )
 
 

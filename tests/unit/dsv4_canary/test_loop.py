@@ -45,6 +45,8 @@ class Engine:
         body = await request.json()
         self.probes += 1
         ask = body["messages"][-1]["content"]
+        if "Do not call" in ask:
+            return self.plain(body)
         arguments = json.dumps({"token": ask.split('"')[1], "n": int(ask.split(" n ")[1].split(".")[0])})
         function = {"name": "probe_echo", "arguments": self.damage(body, arguments)}
         call = {"index": 0, "id": "c", "type": "function", "function": function}
@@ -64,6 +66,16 @@ class Engine:
         )
         text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
         return web.Response(text=text + "data: [DONE]\n\n", content_type="text/event-stream")
+
+    def plain(self, body: dict[str, Any]) -> web.Response:
+        """No call, as asked."""
+        usage = {"prompt_tokens": 300, "completion_tokens": 6}
+        text = "The harbour is calm today."
+        if body["stream"]:
+            chunk = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}], "usage": usage}
+            return web.Response(text=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
+        choice = {"index": 0, "message": {"content": text}, "finish_reason": "stop"}
+        return web.json_response({"choices": [choice], "usage": usage})
 
     async def answer_health(self, _request: web.Request) -> web.Response:
         self.health_calls += 1
@@ -139,14 +151,16 @@ async def test_streamed_failure_alone_takes_readiness(tmp_path: Path) -> None:
         await until(lambda: not canary.verdict.ready)
         assert "127.0.0.2" in canary.verdict.message
         assert "(S11)" in canary.verdict.message
-        assert canary.status()["peers"] == [
-            {
-                "address": "127.0.0.2",
-                "outcome": "Fail",
-                "lastProbeTime": canary.status()["history"][-1]["time"],  # type: ignore[index]
-                "signatures": ["S11"],
-            }
-        ]
+        (peer_status,) = canary.status()["peers"]  # type: ignore[misc]
+        assert peer_status.pop("lastSuccessTime") < peer_status["lastProbeTime"]
+        assert peer_status.pop("consecutiveFailures") >= 2
+        assert peer_status == {
+            "address": "127.0.0.2",
+            "outcome": "Fail",
+            "lastProbeTime": canary.status()["history"][-1]["time"],  # type: ignore[index]
+            "signatures": ["S11"],
+            "message": "came back with arguments that are not JSON (S11)",
+        }
         own.damage = lambda _body, arguments: arguments
         await until(lambda: canary.verdict.ready)
 
@@ -223,17 +237,31 @@ async def test_unfinished_start_of_the_engine_gets_no_probe(tmp_path: Path) -> N
         await until(lambda: canary.verdict.ready)
 
 
-async def test_prefixes_are_new_and_repeated_in_turn_for_each_peer(tmp_path: Path) -> None:
+async def test_after_the_proof_all_kinds_of_probes_take_turns(tmp_path: Path) -> None:
     own, peer = Engine(), Engine()
     async with (
         own.serving("127.0.0.1") as a,
         peer.serving("127.0.0.2") as b,
         sidecar(tmp_path, a, b, peers("127.0.0.2")) as canary,
     ):
-        await until(lambda: len(canary.status()["history"]) >= 4)  # type: ignore[arg-type]
+        await until(lambda: canary.verdict.ready)
         history: Any = canary.status()["history"]
-        assert [entry["cache"] for entry in history[:4]] == ["cold", "device", "cold", "device"]
-        assert {entry["probe"] for entry in history} == {"echo"}
+        assert [(entry["probe"], entry["cache"]) for entry in history] == [("echo", "cold"), ("echo", "cold")]
+        kinds: set[tuple[str, str]] = set()
+
+        def seen() -> bool:
+            entries: Any = canary.status()["history"]
+            kinds.update((entry["probe"], entry["cache"]) for entry in entries)
+            return {("repeat", "device"), ("parity", "cold"), ("parity", "device"), ("echo", "cold")} <= kinds
+
+        await until(seen)
+        history = canary.status()["history"]
         assert all(entry["excerpt"] == "" for entry in history)
         text = canary.metrics.render().decode()
-        assert 'dsv4_canary_probes_total{cache="device",outcome="pass",probe="echo"}' in text
+        assert 'dsv4_canary_probes_total{cache="device",outcome="pass",probe="repeat"}' in text
+        # This engine serves no /generate, which is no failure of the pair.
+        assert 'dsv4_canary_probe_usable{probe="drift"} 0.0' in text
+        assert 'dsv4_canary_probe_usable{probe="echo"} 1.0' in text
+        (drift,) = (probe for probe in canary.status()["probes"] if probe["name"] == "drift")  # type: ignore[attr-defined]
+        assert (drift["usable"], drift["why"]) == (False, "the engine refuses such requests with HTTP 404")
+        assert canary.verdict.ready

@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 
 from dsv4_canary import discovery, pair
-from dsv4_canary.judge import Judgement, Kind, cache_label, judge
-from dsv4_canary.model import Cache, Mode, PeerOutcome, Reason, Role, Severity
+from dsv4_canary.judge import Judgement, Kind, judge
+from dsv4_canary.model import Mode, PeerOutcome, Reason, Role, Severity
 from dsv4_canary.probes import Probe, echo_probe
 
 pytestmark = pytest.mark.processes
@@ -119,9 +119,8 @@ def probe_of(mode: Mode = Mode.FUNCTIONAL) -> Probe:
 
 async def drive(prefill: str, decode: str, probe: Probe, seconds: float = 20.0) -> pair.PairResult:
     async with aiohttp.ClientSession() as session:
-        return await pair.drive(
-            session, probe.body, prefill, decode, bootstrap_host="10.9.9.9", bootstrap_port=8998, seconds=seconds
-        )
+        target = pair.Target(decode, prefill, "10.9.9.9", 8998)
+        return await pair.drive(session, target, probe.body, seconds=seconds)
 
 
 async def judged(
@@ -142,7 +141,7 @@ async def test_same_body_to_both_and_the_answer_of_decode() -> None:
     assert (first["bootstrap_host"], first["bootstrap_port"]) == ("10.9.9.9", 8998)
     assert first["bootstrap_room"] != second["bootstrap_room"]
     assert judge(result, Role.DECODE, probe.expectation).kind is Kind.PASS
-    assert result.cached_tokens == 0
+    assert result.cached.total == 0
     assert not result.timed_out
     assert again.prefill.status == 200
     assert prefill.aborted == decode.aborted == []
@@ -235,13 +234,6 @@ async def test_failed_call_names_the_signature() -> None:
     outcome = await judged(right, silent, Role.DECODE)
     assert outcome.what == "came back without a call and without text (S9)"
     assert outcome.signatures == ("S9",)
-
-
-def test_cache_label() -> None:
-    assert cache_label(0, False) is Cache.COLD
-    assert cache_label(256, False) is Cache.DEVICE
-    assert cache_label(None, False) is Cache.UNKNOWN
-    assert cache_label(None, True) is Cache.COLD
 
 
 async def test_addresses_of_peers() -> None:

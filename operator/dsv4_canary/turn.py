@@ -1,0 +1,406 @@
+"""One turn of the sidecar: choose a peer and a probe, ask, judge in the light of both engines, record."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+import aiohttp
+
+from dsv4_canary import attempt, discovery, pair
+from dsv4_canary.attempt import Context, ProbeResult
+from dsv4_canary.budget import Budget
+from dsv4_canary.engine_view import EngineSample
+from dsv4_canary.engine_watch import EngineWatch, PeerWatch
+from dsv4_canary.evidence import Item, Level
+from dsv4_canary.judge import Judgement, Kind
+from dsv4_canary.model import Cache, Mode, PeerOutcome, PeerState, ProbeName, Reason, Role
+from dsv4_canary.pair import Target
+from dsv4_canary.probes import fresh_nonce
+from dsv4_canary.recorder import WARM, Recorder, proves, tokens
+from dsv4_canary.rotation import Rotation
+from dsv4_canary.schedule import Plan, Schedule, Situation
+from dsv4_canary.settings import Environment, Settings
+from dsv4_canary.timeout import Look, explain, patience
+from dsv4_canary.verdict import Failure, VerdictMachine
+
+log = logging.getLogger("dsv4_canary")
+
+_PEERS_PER_TURN = 8
+_RECHECKS = 3
+_LEAST_TIMEOUT = 5.0
+_SLOWER = 8.0
+"""A probe may take so many times the slowest recent one, and an interval, before it is given up."""
+
+
+@dataclass(slots=True)
+class _Recheck:
+    """A wrong answer behind a cached prefix: the same is asked on a fresh one."""
+
+    peer: str
+    mode: Mode
+    item: Item | None
+    tries: int = 0
+
+
+class Prober:
+    """Peers, and the probes sent to them."""
+
+    def __init__(
+        self,
+        env: Environment,
+        engine: EngineWatch,
+        machine: VerdictMachine,
+        recorder: Recorder,
+        settings: Settings,
+        resolve: Callable[[str], Awaitable[list[str]]],
+    ) -> None:
+        self._env, self._engine, self._machine, self._recorder = env, engine, machine, recorder
+        self._resolve = resolve
+        self._settings = settings
+        self.rotation = Rotation()
+        # Unique per process, so that a "new" prefix is one that no cache has seen.
+        self._schedule = Schedule(f"{env.pod_name}-{fresh_nonce()}", recorder.chats, recorder.drifts)
+        self.budget = Budget(settings.tokens_per_minute)
+        self.peers: dict[str, PeerState] = {}
+        self._watches: dict[str, PeerWatch] = {}
+        self._recheck: _Recheck | None = None
+        self._proved_at = time.monotonic()
+
+    def configure(self, settings: Settings) -> None:
+        """Take changed settings."""
+        self._settings = settings
+        self.budget.configure(settings.tokens_per_minute)
+        for watch in self._watches.values():
+            watch.detector.configure(settings.wedge)
+
+    @property
+    def hurried(self) -> bool:
+        """Something is to be confirmed or refuted soon."""
+        return (
+            self._machine.consecutive_failures > 0
+            or self._recheck is not None
+            or self._recorder.opinion.level is not Level.NONE
+        )
+
+    @property
+    def corrupts(self) -> bool:
+        """The corruption that is known comes from this engine."""
+        cache = self._recorder.opinion.cache
+        testable = [peer.address for peer in self.peers.values() if peer.testable]
+        return cache is not None and self._recorder.evidence.own_fault(self._env.role, cache, testable)
+
+    def wait_for_budget(self) -> float:
+        """Seconds until the next probe may be paid for; 0 while something is wrong or the pod is not Ready."""
+        if not self._machine.verdict.ready or self._machine.consecutive_failures or self._recheck is not None:
+            return 0.0
+        return self.budget.wait(self._recorder.estimate(self._settings.prompt_tokens), time.monotonic())
+
+    def engine_gone(self) -> None:
+        """The own engine is not the process that was probed before."""
+        self._recorder.forget()
+        self._recheck = None
+
+    async def turn(self, session: aiohttp.ClientSession) -> bool:
+        """One turn: the first due peer that serves is probed. True when that passed or failed."""
+        await self._find_peers()
+        kinds: set[Kind] = set()
+        for address in self._order()[:_PEERS_PER_TURN]:
+            self.rotation.tried(address, time.monotonic())
+            kind = await self._probe_peer(session, self.peers[address])
+            self._tell_machine_of_peers()
+            if kind in (Kind.PASS, Kind.FAIL, Kind.UNUSABLE):
+                return True
+            if kind is Kind.ENGINE_GONE:
+                self._engine.saw(pair.LegKind.REFUSED)
+                return False
+            kinds.add(kind)
+        if kinds <= {Kind.BUSY} and kinds:
+            return False  # there are peers, and they are at work
+        self._no_peer(kinds)
+        return False
+
+    def _no_peer(self, kinds: set[Kind]) -> None:
+        other, host = self._env.role.other.value, self._env.peer_host
+        if Kind.PEER_WEDGED in kinds:
+            text = f"PeerWedged: no {other} under {host} gets on with its requests, so nothing can be proved"
+            self._machine.no_usable_peer(Reason.NO_PEER, time.monotonic(), text)
+            return
+        reason = Reason.PEER_LOADING if Kind.PEER_LOADING in kinds else Reason.NO_PEER
+        self._machine.no_usable_peer(reason, time.monotonic())
+
+    def _order(self) -> list[str]:
+        order = self.rotation.order(self.peers)
+        if self._recheck is not None and self._recheck.peer in order:
+            order.remove(self._recheck.peer)
+            order.insert(0, self._recheck.peer)
+        return order
+
+    async def _find_peers(self) -> None:
+        try:
+            addresses = await self._resolve(self._env.peer_host)
+        except OSError as error:
+            # The name server's trouble says nothing about peers: those known stay.
+            self._recorder.metrics.lookup_errors.inc()
+            log.warning("%s", error)
+            return
+        if addresses != sorted(self.peers):
+            log.info("peers: %s", ", ".join(addresses) or "none")
+        self.peers = {address: self.peers.get(address) or PeerState(address) for address in addresses}
+        self._watches = {
+            address: self._watches.get(address) or PeerWatch(self._settings.wedge) for address in addresses
+        }
+        if self._recheck is not None and self._recheck.peer not in self.peers:
+            self._recheck = None
+        self._recorder.chats.keep_peers(addresses)
+        self._recorder.drifts.keep_peers(addresses)
+        self._tell_machine_of_peers()
+        self._recorder.metrics.keep_peers(addresses)
+
+    def _tell_machine_of_peers(self) -> None:
+        absent = [peer.address for peer in self.peers.values() if not peer.testable]
+        self._machine.peers(list(self.peers), absent)
+
+    # One peer.
+
+    async def _probe_peer(self, session: aiohttp.ClientSession, peer: PeerState) -> Kind:
+        """Probe one peer, after a look at its health when that is not known, and record the result."""
+        url = discovery.base_url(peer.address, self._env.peer_port)
+        watch = self._watches[peer.address]
+        if not peer.answered_health:
+            seen = await pair.health(session, url)
+            # An engine that served before and answers 503 or nothing is at work or stuck: the probe tells.
+            if seen != 200 and not (peer.served and seen in (503, pair.LegKind.OPEN)):
+                absent = seen in (pair.LegKind.UNREACHABLE, pair.LegKind.LOST)
+                kind = Kind.PEER_UNREACHABLE if absent else Kind.PEER_LOADING
+                self._absent(peer, watch, kind)
+                self._recorder.metrics.attempt(ProbeName.ECHO.value, kind.outcome, Cache.UNKNOWN)
+                return kind
+            peer.answered_health = True
+        plan = self._plan(peer.address)
+        own_before, peer_before = await self._look(session, watch, url)
+        context = await self._context(session, peer.address, watch, plan, own_before, peer_before)
+        results = await self._ask(session, context, plan)
+        if any(result.raw is not None and result.raw.timed_out for result in results):
+            own_after, peer_after = await self._look(session, watch, url)
+            own, other = Look(own_before, own_after), Look(peer_before, peer_after)
+            results = [self._explain(result, own, other, watch) for result in results]
+        self.budget.spend(tokens(results, self._recorder.estimate(self._settings.prompt_tokens)), time.monotonic())
+        for result in results:
+            self._record(peer, watch, plan, context, result)
+        self._recorder.judge(self._settings.interval)
+        return _worst(results)
+
+    def _plan(self, peer: str) -> Plan:
+        wanted = self._machine.next_mode
+        if wanted is None and self._recheck is not None:
+            wanted = self._recheck.mode
+        return self._schedule.plan(
+            Situation(
+                peer=peer,
+                now=time.monotonic(),
+                interval=self._settings.interval,
+                wanted=wanted,
+                reload=self._recorder.opinion.level is not Level.NONE,
+                affordable=self._affordable,
+                usable=self._recorder.wanted,
+            )
+        )
+
+    def _affordable(self, prompts: int) -> bool:
+        cost = prompts * self._recorder.estimate(self._settings.prompt_tokens)
+        return self.budget.wait(cost, time.monotonic()) == 0.0
+
+    async def _look(
+        self, session: aiohttp.ClientSession, watch: PeerWatch, url: str
+    ) -> tuple[EngineSample | None, EngineSample | None]:
+        """Metrics of the own engine and the peer's, now."""
+        own, peer = await asyncio.gather(self._engine.look(session, self._engine.url), watch.look(session, url))
+        return own, peer
+
+    async def _context(
+        self,
+        session: aiohttp.ClientSession,
+        address: str,
+        watch: PeerWatch,
+        plan: Plan,
+        own_before: EngineSample | None,
+        peer_before: EngineSample | None,
+    ) -> Context:
+        env, settings = self._env, self._settings
+        url = discovery.base_url(address, env.peer_port)
+        if env.role is Role.PREFILL:
+            target = Target(url, env.engine_url, env.pod_ip, env.bootstrap_port)
+            prefill: PeerWatch = self._engine
+            before = own_before
+        else:
+            target = Target(env.engine_url, url, address, env.bootstrap_port)
+            prefill, before = watch, peer_before
+        prefill_url = target.prefill or ""
+        ranks = await prefill.count_ranks(session, prefill_url)
+        first = True
+
+        async def load_back() -> float | None:
+            nonlocal first
+            sample = before if first else await prefill.look(session, prefill_url)
+            first = False
+            return (sample.load_back_tokens or 0.0) if sample is not None else None
+
+        return Context(
+            target=target,
+            role=env.role,
+            model=settings.model,
+            prompt_tokens=plan.entry.prompt_tokens if plan.entry else settings.prompt_tokens,
+            seconds=self._patience(),
+            rank=plan.entry.rank % ranks if plan.entry else self.rotation.rank(prefill_url, ranks),
+            ranks=ranks,
+            other_nonces=tuple(self._recorder.nonces),
+            cached_reported=self._recorder.cached_reported,
+            load_back=load_back,
+        )
+
+    def _patience(self) -> float:
+        """Longest time of a probe. Once probes have passed, one that takes far longer than they did is given up early:
+        a pair that hangs is to be noticed within the interval."""
+        settings, slowest = self._settings, self._recorder.slowest
+        if not slowest:
+            return settings.timeout
+        return min(settings.timeout, max(settings.interval, _LEAST_TIMEOUT, _SLOWER * slowest))
+
+    async def _ask(self, session: aiohttp.ClientSession, context: Context, plan: Plan) -> list[ProbeResult]:
+        if plan.probe is ProbeName.TWIN:
+            return await attempt.twin(session, context, plan.prefix)
+        if plan.probe is ProbeName.PARITY:
+            return await attempt.parity(session, context, plan.prefix)
+        if plan.probe is ProbeName.DRIFT:
+            first, device = (plan.entry.first, plan.entry.device) if plan.entry else (None, None)
+            margin = self._recorder.noise.margin
+            return [await attempt.drifting(session, context, plan.prefix, first, margin, device)]
+        return [await attempt.ask(session, context, plan.probe, plan.mode, plan.prefix)]
+
+    def _explain(self, result: ProbeResult, own: Look, peer: Look, watch: PeerWatch) -> ProbeResult:
+        if result.raw is None:
+            return result
+        limit = patience(self._settings.timeout, self._settings.interval)
+        state = watch.detector.state
+        judgement = explain(
+            result.judgement,
+            result.raw,
+            self._env.role,
+            own,
+            peer,
+            peer_wedged=state.message if state.wedged else "",
+            own_wedged=self._engine.wedge.wedged,
+            prompt_tokens=self._recorder.estimate(self._settings.prompt_tokens),
+            excused=time.monotonic() - self._proved_at <= limit,
+        )
+        return replace(result, judgement=judgement)
+
+    # Records.
+
+    def _absent(self, peer: PeerState, watch: PeerWatch, kind: Kind) -> None:
+        outcome = Judgement(kind).peer_outcome
+        peer.answered_health = False
+        if peer.outcome is not outcome:
+            log.info("peer %s: %s", peer.address, outcome.value)
+        # Its caches are gone with it.
+        if self._env.role is Role.DECODE:
+            self._recorder.chats.forget(peer.address)
+        self._recorder.drifts.forget(peer.address)
+        watch.ranks = None
+        peer.served, peer.testable = False, False
+        peer.outcome, peer.signatures, peer.consecutive_failures = outcome, (), 0
+        peer.message = _ABSENCE[kind]
+        self._recorder.metrics.peer(peer.address, outcome)
+        self._engine.probed(Judgement(kind), None, self._env.role, peer.address)
+
+    def _record(self, peer: PeerState, watch: PeerWatch, plan: Plan, context: Context, result: ProbeResult) -> None:
+        judgement = result.judgement
+        item = self._recorder.record(plan, result, peer.address, len(self.peers), context.rank, context.prompt_tokens)
+        self._tell_detectors(peer, watch, result)
+        if judgement.kind.conclusive:
+            peer.last_probe_time = self._recorder.history[-1].time
+            peer.testable = True
+            self._conclude(peer, plan, result, item)
+            return
+        if judgement.kind is Kind.UNUSABLE:
+            self._machine.tested()
+        elif judgement.kind in (Kind.BUSY, Kind.PEER_WEDGED):
+            peer.outcome, peer.message = judgement.peer_outcome, judgement.what
+            peer.testable, peer.answered_health = False, False
+            peer.consecutive_failures += judgement.kind is Kind.PEER_WEDGED
+            self._recorder.metrics.peer(peer.address, peer.outcome)
+        elif judgement.kind is not Kind.ENGINE_GONE:
+            self._absent(peer, watch, judgement.kind)
+        log.info("%s probe with %s: %s %s", result.probe.value, peer.address, result.outcome, judgement.what)
+
+    def _tell_detectors(self, peer: PeerState, watch: PeerWatch, result: ProbeResult) -> None:
+        role, mine, theirs = self._env.role, result.judgement, result.judgement
+        if mine.kind is Kind.PEER_WEDGED:
+            mine, theirs = Judgement(Kind.UNUSABLE), Judgement(Kind.FAIL)
+        self._engine.probed(mine, result.raw, role, peer.address)
+        if theirs.kind is not Kind.ENGINE_GONE:
+            watch.probed(theirs, result.raw, role.other, self._env.pod_name)
+
+    def _conclude(self, peer: PeerState, plan: Plan, result: ProbeResult, item: Item | None) -> None:
+        """A probe passed or failed."""
+        judgement = result.judgement
+        passed = judgement.kind is Kind.PASS
+        rechecked = self._settle_recheck(peer, plan, result)
+        if passed:
+            self._proved_at = time.monotonic()
+            if not proves(result):
+                self._machine.tested()
+                return
+            self._machine.passed(result.mode, peer.address)
+            peer.outcome, peer.signatures, peer.message = PeerOutcome.PASS, judgement.signatures, "passes"
+            peer.last_success_time, peer.consecutive_failures, peer.served = time.time(), 0, True
+            self._recorder.metrics.peer(peer.address, peer.outcome)
+            return
+        log.warning(
+            "%s %s probe with %s failed: %s", result.mode.value, result.probe.value, peer.address, judgement.what
+        )
+        counted = judgement.transport or (
+            proves(result) and result.cache not in WARM and set(judgement.failures) != {"S30"}
+        )
+        if not counted:
+            self._machine.tested()
+            if proves(result) and result.cache in WARM and not rechecked:
+                self._recheck = _Recheck(peer.address, result.mode, item)
+            return
+        reason = judgement.reason or Reason.PROBE_FAILED
+        self._machine.failed(result.mode, Failure(reason, peer.address, judgement.what))
+        # After a failure the peer's health is asked first: it may have been restarted.
+        peer.answered_health = False
+        peer.outcome, peer.signatures, peer.message = PeerOutcome.FAIL, judgement.signatures, judgement.what
+        peer.consecutive_failures += 1
+        self._recorder.metrics.peer(peer.address, peer.outcome)
+
+    def _settle_recheck(self, peer: PeerState, plan: Plan, result: ProbeResult) -> bool:
+        """Was this the second look at a wrong answer?"""
+        recheck = self._recheck
+        if recheck is None or recheck.peer != peer.address or plan.probe is not ProbeName.ECHO:
+            return False
+        recheck.tries += 1
+        if recheck.tries < _RECHECKS and (result.judgement.transport or result.mode is not recheck.mode):
+            return True
+        if recheck.item is not None and not result.judgement.transport:
+            self._recorder.evidence.resolve(recheck.item, cold_passed=result.judgement.kind is Kind.PASS)
+        self._recheck = None
+        return True
+
+
+_ABSENCE = {
+    Kind.PEER_LOADING: "does not serve yet",
+    Kind.PEER_UNREACHABLE: "cannot be reached",
+}
+
+
+def _worst(results: list[ProbeResult]) -> Kind:
+    """What a turn of one or two requests showed: a failure counts before a pass, an answer before none."""
+    kinds = [result.judgement.kind for result in results]
+    order = (Kind.ENGINE_GONE, Kind.FAIL, Kind.PASS, Kind.UNUSABLE, Kind.BUSY, Kind.PEER_WEDGED)
+    return next((kind for kind in order if kind in kinds), kinds[0])
