@@ -126,6 +126,15 @@ def line(found: Samples) -> str:
     return "  ".join(parts)
 
 
+def findings(found: Samples) -> dict[str, float]:
+    """Failures by signature, severity and tier, for the log of a test."""
+    return {
+        " ".join(value for _, value in pairs): count
+        for (metric, pairs), count in found.items()
+        if metric == "dsv4_canary_failures_total" and count
+    }
+
+
 def corrupted(found: Samples, tier: str) -> float:
     """Corruption-class findings of a tier."""
     return total(found, "dsv4_canary_failures_total", severity="corruption", cache=tier)
