@@ -1,8 +1,9 @@
 """Three prefills and two decodes on the real node, one thing broken at a time: who is taken out, and what status says.
 
 "Within two intervals" is counted in the canary's own probes where a probe finds the fault: the sidecar of the broken
-pod tests one peer per interval, after a failure every third of one, so two intervals are at most six probes. Kubelet asks for readiness every few seconds and the
-operator needs a pass; both are in the deadlines, which are generous and only there to end a test that hangs.
+pod tests one peer per interval, after a failure every third of one, so two intervals are at most six probes. Kubelet
+asks for readiness every few seconds and the operator needs a pass; both are in the deadlines, which are generous and
+only there to end a test that hangs.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def pool(module_world: World) -> World:
 def healthy(pool: World) -> Iterator[World]:
     """The pool with all five pods in the router, before and after the test.
 
-    Each test breaks pods of its own, since a canary is wary of an engine that has just failed. The busy one comes first:
-    the others leave prefixes behind that were damaged when their drift was first read.
+    Each test breaks pods of its own, since a canary is wary of an engine that has just failed. The busy one comes
+    first: the others leave prefixes behind that were damaged when their drift was first read.
     """
     everybody_serves(pool)
     try:

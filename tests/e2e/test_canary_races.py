@@ -1,7 +1,7 @@
 """The incident on the real node: an ungated index-K in bf16 behind HiCache, under load, found by the canary.
 
 One pair with a slow copier, so that the windows are large beside a busy machine's jitter: index-K of a reloaded prefix
-of 13 to 20 pages comes 53 to 82 ms (bf16) or 27 to 42 ms (fp8) after its KV, and an ungated early send reads it 48 ms
+of 13 to 20 pages comes 53 to 82 ms (bf16) or 27 to 42 ms (fp8) after its KV, and an ungated early send reads it 43 ms
 after. The gate is the only difference between the first two arms, one field of the object between the others. Nothing
 is drawn at random; what is counted are the canary's own probes.
 """
@@ -29,7 +29,7 @@ PREFILL = {
     "DSV4_SIM_POOL_PAGES": "40",
     "DSV4_SIM_HOST_POOL_PAGES": "2048",
     "DSV4_SIM_HOST_BANDWIDTH_MBPS": "4",
-    "DSV4_SIM_TRANSFER_POST_MS": "48",
+    "DSV4_SIM_TRANSFER_POST_MS": "43",
     "DSV4_SIM_LAYER_MS": "24",
 }
 ASKED = 12
