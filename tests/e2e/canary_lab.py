@@ -118,12 +118,17 @@ CONCLUSIVE = {"pass", "fail"}
 
 
 def line(found: Samples) -> str:
-    """Conclusive probes and corruption-class failures by cache tier, for the log of a test."""
+    """Wrong and all conclusive probes by cache tier, and how many wrong ones are corruption by themselves; for logs."""
     parts = []
     for tier in TIERS:
         asked = total(found, "dsv4_canary_probes_total", outcome=CONCLUSIVE, cache=tier)
-        parts.append(f"{tier} {corrupted(found, tier):.0f}/{asked:.0f}")
+        parts.append(f"{tier} {wrong(found, tier):.0f}/{asked:.0f} ({corrupted(found, tier):.0f} of class corruption)")
     return "  ".join(parts)
+
+
+def wrong(found: Samples, tier: str) -> float:
+    """Probes of a tier that failed."""
+    return total(found, "dsv4_canary_probes_total", outcome="fail", cache=tier)
 
 
 def findings(found: Samples) -> dict[str, float]:
