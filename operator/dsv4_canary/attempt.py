@@ -156,8 +156,9 @@ async def drifting(
     """Ask ``/generate`` for logprobs of the token ids of ``prefix``, and compare them with an earlier reading.
 
     ``before``: the first reading of this prefix, None when this is the first. ``equal``: a reading of it out of the
-    device's cache. A host's is compared with that one where there is one: on a sound engine they are equal to the bit,
-    while a cold one was computed in another shape.
+    device's cache. A cached answer is compared with that one where there is one: on a sound engine they are equal to
+    the bit, while a cold one was computed in another shape. ``margin``: for answers out of the host tier; the others
+    are where noise is learnt, and are damaged only beyond the greatest margin.
     """
     body = drift.drift_body(prefix, context.prompt_tokens)
     result, loaded = await _drive(session, context, body, pair.GENERATE)
@@ -167,7 +168,8 @@ async def drifting(
     if judgement.kind is Kind.PASS:
         cache = cache_label(result.cached, reported_before=context.cached_reported, loaded_back=loaded)
         reading = drift.read_output(result.decode.body)
-        reference = equal if equal is not None and cache is Cache.HOST else before
+        margin = margin if cache is Cache.HOST else drift.CEILING
+        reference = before if equal is None or cache is Cache.COLD else equal
         if reading is None and before is None:
             judgement = Judgement(Kind.UNUSABLE, what="the engine answers without logprobs")
         elif reading is None:

@@ -32,8 +32,8 @@ _ENOUGH = 5
 _KEPT = 50
 _FEW_IN_COMMON = 10
 """Fewer of the top 20 in common than this is drift whatever the deviation; noise leaves 17 or more."""
-_NOISY = 0.25
-"""Share of noise samples above the ceiling from which an engine is too noisy for this probe."""
+_NOISY, _NOISY_SAMPLES = 0.25, 12
+"""Share of noise samples above the ceiling, of at least so many, from which an engine is too noisy for this probe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class Deviation:
     nats: float
     """Greatest difference of a logprob over the compared tokens."""
     common: int
-    """Least number of top tokens in common at a compared token."""
+    """Top tokens in common, at the compared token where that is the least share."""
     top: int
-    """Number of top tokens compared with."""
+    """Top tokens that were listed there."""
 
     def beyond(self, margin: float) -> bool:
         """More than noise explains."""
@@ -123,16 +123,17 @@ def finish_type(data: bytes) -> str | None:
 def compare(first: Reading, second: Reading) -> Deviation:
     """Compare two readings of one prompt, up to and with the first token in which they differ: what follows it
     answers different texts."""
-    nats, common, top = 0.0, TOP, 0
+    nats, common, top = 0.0, 1, 1
     for step in range(min(len(first.ids), len(second.ids))):
         a, b = first.tops[step], second.tops[step]
         if a and b:
             nats = max(nats, _difference(a, b))
-            common = min(common, len(a.keys() & b.keys()))
-            top = max(top, min(len(a), len(b), TOP))
+            shared, listed = len(a.keys() & b.keys()), min(len(a), len(b))
+            if shared * top <= common * listed:
+                common, top = shared, listed
         if first.ids[step] != second.ids[step]:
             break
-    return Deviation(nats, min(common, top), top)
+    return Deviation(nats, common, top)
 
 
 def _difference(a: Mapping[int, float], b: Mapping[int, float]) -> float:
@@ -146,7 +147,7 @@ def _difference(a: Mapping[int, float], b: Mapping[int, float]) -> float:
 
 @dataclass(slots=True)
 class Noise:
-    """Margin learnt from repeats: deviations between two answers out of the same tier, where no damage is expected.
+    """Margin learnt from repeats out of the device's cache, where nothing is reloaded.
 
     Deterministic engines show 0 and get the floor; noisy ones get half as much again as the greatest noise, at most
     the ceiling.
@@ -155,7 +156,7 @@ class Noise:
     seen: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
     def add(self, deviation: Deviation) -> None:
-        """Take one deviation between equals."""
+        """Take the deviation of one such repeat."""
         self.seen.append(deviation.nats)
 
     @property
@@ -169,4 +170,4 @@ class Noise:
     def too_noisy(self) -> bool:
         """Equal requests differ by more than damage would: the probe says nothing on this engine."""
         loud = sum(1 for nats in self.seen if nats > CEILING)
-        return len(self.seen) >= _ENOUGH and loud >= _NOISY * len(self.seen)
+        return len(self.seen) >= _NOISY_SAMPLES and loud >= _NOISY * len(self.seen)

@@ -16,7 +16,7 @@ left the window.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -93,7 +93,7 @@ def weigh(failures: Mapping[str, Severity]) -> Weight | None:
     return Weight.AMBIGUOUS if found & _AMBIGUOUS else Weight.ODD
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Item:
     """One answer in the window. ``weight`` changes from ambiguous to corrupt or odd once it was asked again."""
 
@@ -122,11 +122,22 @@ class _Tier:
     items: deque[Item] = field(default_factory=lambda: deque(maxlen=WINDOW))
     level: Level = Level.NONE
     clean: int = 0
+    inflated: bool = False
+    """More wrong answers of any kind than behind fresh prefixes: each of them is evidence then."""
 
-    def corrupt(self) -> list[Item]:
-        bursts = sum(1 for item in self.items if item.weight is Weight.BURST)
+    def classed(self) -> list[Item]:
+        """Answers whose own findings are corruption class."""
+        bursts = sum(item.weight is Weight.BURST for item in self.items)
         weights = {Weight.CORRUPT, Weight.BURST} if bursts > 1 else {Weight.CORRUPT}
         return [item for item in self.items if item.weight in weights]
+
+    def wrong(self) -> list[Item]:
+        """Answers that are not clean."""
+        return [item for item in self.items if item.wrong]
+
+    def evidence(self) -> list[Item]:
+        """All that counts against the tier."""
+        return self.wrong() if self.inflated else self.classed()
 
 
 _MEANING = {
@@ -156,9 +167,22 @@ class Evidence:
         """An ambiguous answer was asked again on a fresh prefix."""
         item.weight = Weight.CORRUPT if cold_passed else Weight.ODD
 
-    def forget(self) -> None:
-        """Another process answers now: what the former did is no evidence against it."""
-        self._tiers = {cache: _Tier() for cache in TIERS}
+    def forget(self, peer: str | None = None) -> None:
+        """Another process answers now, or answers as that peer: what the former did is no evidence against it."""
+        if peer is None:
+            self._tiers = {cache: _Tier() for cache in TIERS}
+        else:
+            self._keep(lambda item: item.peer != peer)
+
+    def keep_peers(self, peers: Collection[str]) -> None:
+        """Forget answers through peers that are gone."""
+        self._keep(lambda item: item.peer in peers)
+
+    def _keep(self, wanted: Callable[[Item], bool]) -> None:
+        for tier in self._tiers.values():
+            kept = [item for item in tier.items if wanted(item)]
+            if len(kept) != len(tier.items):
+                tier.items = deque(kept, maxlen=WINDOW)
 
     def judge(self, now: float, interval: float) -> Opinion:
         """Verdict with all that is in the window."""
@@ -190,41 +214,36 @@ class Evidence:
             kept = list(tier.items)[-tier.clean :]
             tier.items.clear()
             tier.items.extend(kept)
+            tier.inflated = False
             return Level.NONE
         return self._test_cold(tier) if cache is Cache.COLD else self._test_warm(tier)
 
     def _test_warm(self, tier: _Tier) -> Level:
         cold = self._tiers[Cache.COLD]
         trials, control = len(tier.items), len(cold.items)
-        corrupt, wrong = tier.corrupt(), [item for item in tier.items if item.wrong]
-        prefixes, failing = _prefixes(corrupt), _prefixes(wrong)
-        p = _greater(len(corrupt), trials, len(cold.corrupt()), control)
-        p_rate = _greater(len(wrong), trials, sum(1 for item in cold.items if item.wrong), control)
+        classed, wrong = tier.classed(), tier.wrong()
+        prefixes, p = _prefixes(classed), _greater(len(classed), trials, len(cold.classed()), control)
+        failing, p_rate = _prefixes(wrong), _greater(len(wrong), trials, len(cold.wrong()), control)
+        tier.inflated = failing >= RATE_SUSPECT and p_rate < P_RATE_SUSPECT
         if (prefixes >= CONFIRM and p < P_CONFIRM) or (failing >= RATE_CONFIRM and p_rate < P_RATE_CONFIRM):
             return Level.CONFIRMED
-        if (prefixes >= SUSPECT and p < P_SUSPECT) or (failing >= RATE_SUSPECT and p_rate < P_RATE_SUSPECT):
-            return Level.SUSPECTED
-        return Level.NONE
+        return Level.SUSPECTED if tier.inflated or (prefixes >= SUSPECT and p < P_SUSPECT) else Level.NONE
 
     def _test_cold(self, tier: _Tier) -> Level:
-        corrupt = tier.corrupt()
-        marks = [item in corrupt for item in tier.items]
+        classed = tier.classed()
+        marks = [item in classed for item in tier.items]
         recent, earlier = marks[-_RECENT:], marks[:-_RECENT]
         if len(earlier) < _REFERENCE:
             return Level.NONE
-        prefixes = _prefixes(item for item in list(tier.items)[-_RECENT:] if item in corrupt)
+        prefixes = _prefixes(item for item in list(tier.items)[-_RECENT:] if item in classed)
         p = _greater(sum(recent), len(recent), sum(earlier), len(earlier))
         if prefixes >= RATE_CONFIRM and p < P_CONFIRM:
             return Level.CONFIRMED
         return Level.SUSPECTED if prefixes >= RATE_SUSPECT and p < P_SUSPECT else Level.NONE
 
     def counts(self) -> dict[Cache, tuple[int, int]]:
-        """(probes, corruption-class evidence) of each tier."""
-        return {cache: (len(tier.items), len(tier.corrupt())) for cache, tier in self._tiers.items()}
-
-    def accused_peers(self) -> set[str]:
-        """Peers with which there is corruption-class evidence, in tiers with a verdict."""
-        return {item.peer for tier in self._tiers.values() if tier.level is not Level.NONE for item in tier.corrupt()}
+        """(probes, those of them that are evidence of corruption) of each tier."""
+        return {cache: (len(tier.items), len(tier.evidence())) for cache, tier in self._tiers.items()}
 
     def own_fault(self, role: Role, cache: Cache, testable: Collection[str]) -> bool:
         """Is this engine the culprit of what the tier shows, rather than some peer?
@@ -234,7 +253,7 @@ class Evidence:
         accuses an engine that has it with every peer; with a single peer both are suspect.
         """
         tier = self._tiers[cache]
-        corrupt = tier.corrupt()
+        corrupt = tier.evidence()
         bad = {item.peer for item in corrupt}
         if cache is not Cache.COLD and role is Role.DECODE:
             return len(bad) > 1 and bad >= set(testable)

@@ -14,8 +14,6 @@ from dsv4_canary.drift import Reading
 
 AGES = (1, 10, 60, 240)
 """Intervals between one request for a prefix and the next."""
-DRIFT_AGES = (1, 1, 10, 60, 240)
-"""The same for drift: the second repeat out of the device's cache shows how much noise there is."""
 OLD = 10
 """Intervals without a request from which a prefix counts as old enough for a twin."""
 CAPACITY = 24
@@ -45,8 +43,7 @@ class Entry:
 class Library:
     """Prefixes of one kind."""
 
-    def __init__(self, ages: tuple[int, ...] = AGES, capacity: int = CAPACITY) -> None:
-        self._ages = ages
+    def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self._entries: dict[str, Entry] = {}
 
@@ -71,7 +68,7 @@ class Library:
         due = [
             entry
             for entry in self._entries.values()
-            if entry.peer in ("", peer) and now - entry.last >= (self._ages[entry.step] - _SLACK) * interval
+            if entry.peer in ("", peer) and now - entry.last >= (AGES[entry.step] - _SLACK) * interval
         ]
         return max(due, key=lambda entry: (entry.step, -entry.last), default=None)
 
@@ -86,8 +83,12 @@ class Library:
         """The prefix was asked again. After its last age it is dropped."""
         entry.last = now
         entry.step += 1
-        if entry.step >= len(self._ages):
+        if entry.step >= len(AGES):
             self.drop(entry)
+
+    def get(self, prefix: str) -> Entry | None:
+        """The prefix of that name, if it is kept."""
+        return self._entries.get(prefix)
 
     def drop(self, entry: Entry) -> None:
         """Forget a prefix."""

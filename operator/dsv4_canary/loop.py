@@ -15,6 +15,7 @@ from dsv4_canary.engine_watch import ALIVE, EngineWatch
 from dsv4_canary.evidence import Level
 from dsv4_canary.metrics import Metrics
 from dsv4_canary.model import EngineState, Reason, Role
+from dsv4_canary.peer_book import PeerBook
 from dsv4_canary.recorder import Recorder
 from dsv4_canary.rotation import STARTUP_RETRY
 from dsv4_canary.settings import Environment, Settings
@@ -49,7 +50,8 @@ class Canary:
         self._engine = EngineWatch(env.role, env.engine_url, registry, settings.wedge, env.require_guard)
         self._machine = VerdictMachine(env.role, env.peer_host, settings.failure_threshold, settings.absence)
         self._recorder = Recorder(metrics, shared_cache=env.role is Role.PREFILL)
-        self._prober = Prober(env, self._engine, self._machine, self._recorder, settings, resolve)
+        self._book = PeerBook(env.role, env.peer_host, resolve, self._machine, metrics)
+        self._prober = Prober(env, self._engine, self._machine, self._recorder, settings, self._book)
         self._alive_since: float | None = None
         self._wake = asyncio.Event()
         self._shown: Verdict | None = None
@@ -78,7 +80,7 @@ class Canary:
 
     def status(self) -> dict[str, object]:
         """The ``/status`` document, version 1."""
-        verdict, recorder, peers = self.verdict, self._recorder, self._prober.peers
+        verdict, recorder, peers = self.verdict, self._recorder, self._book.states
         last = recorder.last_success
         return {
             "version": 1,

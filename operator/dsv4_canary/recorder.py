@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from dsv4_canary import drift
 from dsv4_canary.attempt import ProbeResult
 from dsv4_canary.baseline import OPTIONAL, Baseline
 from dsv4_canary.drift import Noise
 from dsv4_canary.evidence import Evidence, Item, Opinion, Weight, weigh
 from dsv4_canary.judge import Kind
-from dsv4_canary.library import DRIFT_AGES, Entry, Library
+from dsv4_canary.library import Entry, Library
 from dsv4_canary.metrics import Metrics
 from dsv4_canary.model import Cache, HistoryEntry, ProbeName
 from dsv4_canary.schedule import Plan
@@ -38,7 +37,7 @@ class Recorder:
         self.baseline = Baseline()
         self.noise = Noise()
         self.chats = Library()
-        self.drifts = Library(DRIFT_AGES)
+        self.drifts = Library()
         self.opinion = Opinion()
         self.cached_reported = False
         self.last_success: float | None = None
@@ -56,6 +55,20 @@ class Recorder:
         self.chats.forget()
         self.drifts.forget()
         self.slowest = 0.0
+
+    def keep_peers(self, addresses: Collection[str]) -> None:
+        """Forget what hangs on peers that are gone."""
+        self.chats.keep_peers(addresses)
+        self.drifts.keep_peers(addresses)
+        if not self._shared_cache:
+            self.evidence.keep_peers(addresses)
+
+    def peer_gone(self, address: str) -> None:
+        """A peer is loading or cannot be reached: another process will answer there."""
+        self.drifts.forget(address)
+        if not self._shared_cache:
+            self.chats.forget(address)
+            self.evidence.forget(address)
 
     def estimate(self, prompt_tokens: int) -> int:
         """Tokens that one prompt of that least length will cost, as far as is known."""
@@ -97,6 +110,8 @@ class Recorder:
         metrics.findings(result.judgement.failures, result.cache)
         metrics.conclusive(result.probe.value, result.seconds)
         if result.deviation is not None:
+            if result.cache is Cache.DEVICE:
+                self.noise.add(result.deviation)
             metrics.drift(result.cache, result.deviation.nats)
         self.history.append(
             HistoryEntry(
@@ -116,6 +131,8 @@ class Recorder:
         if result.probe not in OPTIONAL or result.judgement.transport:
             return
         if result.judgement.kind is Kind.FAIL:
+            if result.probe is ProbeName.DRIFT and result.cache is Cache.HOST:
+                return  # what comes from the host's memory is what the probe is there to accuse
             self.baseline.failed(result.probe, result.prefix, result.prompt_tokens, peer, peers)
         elif result.probe is ProbeName.QUIET or result.deviation is not None or result.judged_parity:
             self.baseline.passed(result.probe)
@@ -124,19 +141,18 @@ class Recorder:
         """Library of old prefixes."""
         now, passed = time.monotonic(), result.judgement.kind is Kind.PASS
         library = self.drifts if result.probe is ProbeName.DRIFT else self.chats
-        entry = plan.entry
+        # The second request of a fresh drift probe finds the entry that the first one made.
+        entry = plan.entry or (library.get(result.prefix) if result.deviation is not None else None)
         if entry is None:
             if passed and result.probe in (ProbeName.ECHO, ProbeName.DRIFT):
                 shared = self._shared_cache and result.probe is ProbeName.ECHO
                 fresh = Entry(result.prefix, "" if shared else peer, rank, prompt_tokens, now, first=result.reading)
                 library.add(fresh, peers)
-            return
-        if passed:
+        elif passed:
             if result.reading is not None and result.cache is Cache.DEVICE:
-                if entry.device is not None:
-                    self.noise.add(drift.compare(entry.device, result.reading))
                 entry.device = result.reading
-            library.asked(entry, now)
+            if plan.entry is not None:
+                library.asked(entry, now)
         elif result.judgement.transport:
             entry.last = now
         else:

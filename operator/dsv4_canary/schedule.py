@@ -29,7 +29,7 @@ CYCLE = (
     ProbeName.DRIFT,
     ProbeName.PARITY,
 )
-PROMPTS = {ProbeName.TWIN: 2, ProbeName.PARITY: 2}
+PROMPTS = {ProbeName.TWIN: 2, ProbeName.PARITY: 2, ProbeName.DRIFT: 2}
 """Prompts that a probe sends, where they are more than one."""
 
 

@@ -25,8 +25,15 @@ class Cached:
     """From host memory or storage."""
 
     def merge(self, other: Cached) -> Cached:
-        """What two answers to one request say together: in a pair only prefill has the cache."""
-        return Cached(_most(self.total, other.total), _most(self.device, other.device), _most(self.host, other.host))
+        """What two answers to one request say together: in a pair only prefill has the cache.
+
+        Tiers that do not add up to the total come from the side without it, and tell nothing.
+        """
+        total = _most(self.total, other.total)
+        device, host = _most(self.device, other.device), _most(self.host, other.host)
+        if total is not None and (device or 0) + (host or 0) < total:
+            device, host = None, None
+        return Cached(total, device, host)
 
 
 def _most(a: int | None, b: int | None) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 import aiohttp
@@ -17,8 +16,9 @@ from dsv4_canary.engine_view import EngineSample
 from dsv4_canary.engine_watch import EngineWatch, PeerWatch
 from dsv4_canary.evidence import Item, Level
 from dsv4_canary.judge import Judgement, Kind
-from dsv4_canary.model import Cache, Mode, PeerOutcome, PeerState, ProbeName, Reason, Role
+from dsv4_canary.model import Cache, Mode, PeerState, ProbeName, Reason, Role
 from dsv4_canary.pair import Target
+from dsv4_canary.peer_book import PeerBook
 from dsv4_canary.probes import fresh_nonce
 from dsv4_canary.recorder import WARM, Recorder, proves, tokens
 from dsv4_canary.rotation import Rotation
@@ -56,17 +56,15 @@ class Prober:
         machine: VerdictMachine,
         recorder: Recorder,
         settings: Settings,
-        resolve: Callable[[str], Awaitable[list[str]]],
+        book: PeerBook,
     ) -> None:
         self._env, self._engine, self._machine, self._recorder = env, engine, machine, recorder
-        self._resolve = resolve
+        self._book = book
         self._settings = settings
         self.rotation = Rotation()
         # Unique per process, so that a "new" prefix is one that no cache has seen.
         self._schedule = Schedule(f"{env.pod_name}-{fresh_nonce()}", recorder.chats, recorder.drifts)
         self.budget = Budget(settings.tokens_per_minute)
-        self.peers: dict[str, PeerState] = {}
-        self._watches: dict[str, PeerWatch] = {}
         self._recheck: _Recheck | None = None
         self._proved_at = time.monotonic()
 
@@ -74,7 +72,7 @@ class Prober:
         """Take changed settings."""
         self._settings = settings
         self.budget.configure(settings.tokens_per_minute)
-        for watch in self._watches.values():
+        for watch in self._book.watches.values():
             watch.detector.configure(settings.wedge)
 
     @property
@@ -90,8 +88,8 @@ class Prober:
     def corrupts(self) -> bool:
         """The corruption that is known comes from this engine."""
         cache = self._recorder.opinion.cache
-        testable = [peer.address for peer in self.peers.values() if peer.testable]
-        return cache is not None and self._recorder.evidence.own_fault(self._env.role, cache, testable)
+        evidence, role = self._recorder.evidence, self._env.role
+        return cache is not None and evidence.own_fault(role, cache, self._book.testable)
 
     def wait_for_budget(self) -> float:
         """Seconds until the next probe may be paid for; 0 while something is wrong or the pod is not Ready."""
@@ -110,73 +108,44 @@ class Prober:
         kinds: set[Kind] = set()
         for address in self._order()[:_PEERS_PER_TURN]:
             self.rotation.tried(address, time.monotonic())
-            kind = await self._probe_peer(session, self.peers[address])
-            self._tell_machine_of_peers()
+            kind = await self._probe_peer(session, self._book.states[address])
+            self._book.tell()
             if kind in (Kind.PASS, Kind.FAIL, Kind.UNUSABLE):
                 return True
             if kind is Kind.ENGINE_GONE:
                 self._engine.saw(pair.LegKind.REFUSED)
                 return False
             kinds.add(kind)
-        if kinds <= {Kind.BUSY} and kinds:
-            return False  # there are peers, and they are at work
-        self._no_peer(kinds)
+        self._book.none_usable(kinds)
         return False
 
-    def _no_peer(self, kinds: set[Kind]) -> None:
-        other, host = self._env.role.other.value, self._env.peer_host
-        if Kind.PEER_WEDGED in kinds:
-            text = f"PeerWedged: no {other} under {host} gets on with its requests, so nothing can be proved"
-            self._machine.no_usable_peer(Reason.NO_PEER, time.monotonic(), text)
-            return
-        reason = Reason.PEER_LOADING if Kind.PEER_LOADING in kinds else Reason.NO_PEER
-        self._machine.no_usable_peer(reason, time.monotonic())
-
     def _order(self) -> list[str]:
-        order = self.rotation.order(self.peers)
+        order = self.rotation.order(self._book.states)
         if self._recheck is not None and self._recheck.peer in order:
             order.remove(self._recheck.peer)
             order.insert(0, self._recheck.peer)
         return order
 
     async def _find_peers(self) -> None:
-        try:
-            addresses = await self._resolve(self._env.peer_host)
-        except OSError as error:
-            # The name server's trouble says nothing about peers: those known stay.
-            self._recorder.metrics.lookup_errors.inc()
-            log.warning("%s", error)
-            return
-        if addresses != sorted(self.peers):
-            log.info("peers: %s", ", ".join(addresses) or "none")
-        self.peers = {address: self.peers.get(address) or PeerState(address) for address in addresses}
-        self._watches = {
-            address: self._watches.get(address) or PeerWatch(self._settings.wedge) for address in addresses
-        }
-        if self._recheck is not None and self._recheck.peer not in self.peers:
+        await self._book.find(self._settings.wedge)
+        addresses = list(self._book.states)
+        if self._recheck is not None and self._recheck.peer not in addresses:
             self._recheck = None
-        self._recorder.chats.keep_peers(addresses)
-        self._recorder.drifts.keep_peers(addresses)
-        self._tell_machine_of_peers()
-        self._recorder.metrics.keep_peers(addresses)
-
-    def _tell_machine_of_peers(self) -> None:
-        absent = [peer.address for peer in self.peers.values() if not peer.testable]
-        self._machine.peers(list(self.peers), absent)
+        self._recorder.keep_peers(addresses)
 
     # One peer.
 
     async def _probe_peer(self, session: aiohttp.ClientSession, peer: PeerState) -> Kind:
         """Probe one peer, after a look at its health when that is not known, and record the result."""
         url = discovery.base_url(peer.address, self._env.peer_port)
-        watch = self._watches[peer.address]
+        watch = self._book.watches[peer.address]
         if not peer.answered_health:
             seen = await pair.health(session, url)
             # An engine that served before and answers 503 or nothing is at work or stuck: the probe tells.
             if seen != 200 and not (peer.served and seen in (503, pair.LegKind.OPEN)):
                 absent = seen in (pair.LegKind.UNREACHABLE, pair.LegKind.LOST)
                 kind = Kind.PEER_UNREACHABLE if absent else Kind.PEER_LOADING
-                self._absent(peer, watch, kind)
+                self._away(peer, kind)
                 self._recorder.metrics.attempt(ProbeName.ECHO.value, kind.outcome, Cache.UNKNOWN)
                 return kind
             peer.answered_health = True
@@ -276,10 +245,20 @@ class Prober:
         if plan.probe is ProbeName.PARITY:
             return await attempt.parity(session, context, plan.prefix)
         if plan.probe is ProbeName.DRIFT:
-            first, device = (plan.entry.first, plan.entry.device) if plan.entry else (None, None)
-            margin = self._recorder.noise.margin
-            return [await attempt.drifting(session, context, plan.prefix, first, margin, device)]
+            return await self._ask_drift(session, context, plan)
         return [await attempt.ask(session, context, plan.probe, plan.mode, plan.prefix)]
+
+    async def _ask_drift(self, session: aiohttp.ClientSession, context: Context, plan: Plan) -> list[ProbeResult]:
+        """A fresh prefix is asked twice: the second answer, out of the device's cache, shows what noise there is, and
+        is what later ones from the host are compared with."""
+        margin = self._recorder.noise.margin
+        if plan.entry is not None:
+            first, device = plan.entry.first, plan.entry.device
+            return [await attempt.drifting(session, context, plan.prefix, first, margin, device)]
+        result = await attempt.drifting(session, context, plan.prefix, None, margin)
+        if result.reading is None:
+            return [result]
+        return [result, await attempt.drifting(session, context, plan.prefix, result.reading, margin)]
 
     def _explain(self, result: ProbeResult, own: Look, peer: Look, watch: PeerWatch) -> ProbeResult:
         if result.raw is None:
@@ -301,25 +280,16 @@ class Prober:
 
     # Records.
 
-    def _absent(self, peer: PeerState, watch: PeerWatch, kind: Kind) -> None:
-        outcome = Judgement(kind).peer_outcome
-        peer.answered_health = False
-        if peer.outcome is not outcome:
-            log.info("peer %s: %s", peer.address, outcome.value)
-        # Its caches are gone with it.
-        if self._env.role is Role.DECODE:
-            self._recorder.chats.forget(peer.address)
-        self._recorder.drifts.forget(peer.address)
-        watch.ranks = None
-        peer.served, peer.testable = False, False
-        peer.outcome, peer.signatures, peer.consecutive_failures = outcome, (), 0
-        peer.message = _ABSENCE[kind]
-        self._recorder.metrics.peer(peer.address, outcome)
+    def _away(self, peer: PeerState, kind: Kind) -> None:
+        self._recorder.peer_gone(peer.address)  # its caches are gone with it
+        self._book.away(peer, kind)
         self._engine.probed(Judgement(kind), None, self._env.role, peer.address)
 
     def _record(self, peer: PeerState, watch: PeerWatch, plan: Plan, context: Context, result: ProbeResult) -> None:
         judgement = result.judgement
-        item = self._recorder.record(plan, result, peer.address, len(self.peers), context.rank, context.prompt_tokens)
+        item = self._recorder.record(
+            plan, result, peer.address, len(self._book.states), context.rank, context.prompt_tokens
+        )
         self._tell_detectors(peer, watch, result)
         if judgement.kind.conclusive:
             peer.last_probe_time = self._recorder.history[-1].time
@@ -329,12 +299,9 @@ class Prober:
         if judgement.kind is Kind.UNUSABLE:
             self._machine.tested()
         elif judgement.kind in (Kind.BUSY, Kind.PEER_WEDGED):
-            peer.outcome, peer.message = judgement.peer_outcome, judgement.what
-            peer.testable, peer.answered_health = False, False
-            peer.consecutive_failures += judgement.kind is Kind.PEER_WEDGED
-            self._recorder.metrics.peer(peer.address, peer.outcome)
+            self._book.untested(peer, judgement)
         elif judgement.kind is not Kind.ENGINE_GONE:
-            self._absent(peer, watch, judgement.kind)
+            self._away(peer, judgement.kind)
         log.info("%s probe with %s: %s %s", result.probe.value, peer.address, result.outcome, judgement.what)
 
     def _tell_detectors(self, peer: PeerState, watch: PeerWatch, result: ProbeResult) -> None:
@@ -356,9 +323,7 @@ class Prober:
                 self._machine.tested()
                 return
             self._machine.passed(result.mode, peer.address)
-            peer.outcome, peer.signatures, peer.message = PeerOutcome.PASS, judgement.signatures, "passes"
-            peer.last_success_time, peer.consecutive_failures, peer.served = time.time(), 0, True
-            self._recorder.metrics.peer(peer.address, peer.outcome)
+            self._book.passed(peer, judgement)
             return
         log.warning(
             "%s %s probe with %s failed: %s", result.mode.value, result.probe.value, peer.address, judgement.what
@@ -373,11 +338,7 @@ class Prober:
             return
         reason = judgement.reason or Reason.PROBE_FAILED
         self._machine.failed(result.mode, Failure(reason, peer.address, judgement.what))
-        # After a failure the peer's health is asked first: it may have been restarted.
-        peer.answered_health = False
-        peer.outcome, peer.signatures, peer.message = PeerOutcome.FAIL, judgement.signatures, judgement.what
-        peer.consecutive_failures += 1
-        self._recorder.metrics.peer(peer.address, peer.outcome)
+        self._book.failed(peer, judgement)
 
     def _settle_recheck(self, peer: PeerState, plan: Plan, result: ProbeResult) -> bool:
         """Was this the second look at a wrong answer?"""
@@ -391,12 +352,6 @@ class Prober:
             self._recorder.evidence.resolve(recheck.item, cold_passed=result.judgement.kind is Kind.PASS)
         self._recheck = None
         return True
-
-
-_ABSENCE = {
-    Kind.PEER_LOADING: "does not serve yet",
-    Kind.PEER_UNREACHABLE: "cannot be reached",
-}
 
 
 def _worst(results: list[ProbeResult]) -> Kind:

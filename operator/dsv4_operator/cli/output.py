@@ -21,6 +21,14 @@ COLOURS: Final = {
     "contract": "yellow",
     "budget": "cyan",
     "transport": "red",
+    "pass": "green",
+    "fail": "bold red",
+    "nothing": "yellow",
+    "busy": "yellow",
+    "loading": "yellow",
+    "unreachable": "yellow",
+    "engine": "yellow",
+    "unusable": "dim",
 }
 
 

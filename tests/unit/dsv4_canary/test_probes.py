@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import re
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv4_canary.classify import classify
 from dsv4_canary.model import Mode
-from dsv4_canary.probes import echo_probe, filler, fresh_nonce, fresh_room
+from dsv4_canary.probes import echo_probe, filler, fresh_nonce, fresh_room, quiet_probe
+from dsv4_canary.reply import Call, Reply
 from dsv4_canary.rotation import Rotation
 
 
@@ -58,8 +61,27 @@ def test_rooms_fit_and_nonces_differ() -> None:
     assert len({fresh_nonce() for _ in range(200)}) == 200
 
 
+def test_rooms_visit_the_rank_they_are_meant_for() -> None:
+    for ranks in (1, 2, 8, 12):
+        for rank in range(ranks):
+            rooms = {fresh_room(rank, ranks) for _ in range(50)}
+            assert len(rooms) == 50
+            assert {room % ranks for room in rooms} == {rank}
+            assert all(0 <= room < 2**63 - 1024 for room in rooms)
+
+
+def test_quiet_probe_offers_the_tool_and_wants_no_call() -> None:
+    probe = quiet_probe("model-x", Mode.STREAMED, "s", 2600, other_nonces=("zk-41-quartz-ramp",))
+    assert probe.body["tools"] == echo_probe("model-x", Mode.STREAMED, "s", 2600).body["tools"]
+    assert (probe.body["tool_choice"], probe.body["temperature"], probe.expectation.mode) == ("auto", 0, "text")
+    assert not classify(Reply(content="The harbour is calm today.", finish_reason="stop"), probe.expectation).failed
+    call = Reply(calls=(Call("probe_echo", "{}"),), finish_reason="tool_calls")
+    assert "S32" in classify(call, probe.expectation).signatures
+    assert "S9" in classify(Reply(finish_reason="stop"), probe.expectation).signatures
+
+
 def test_peers_rotate_untried_first() -> None:
-    rotation = Rotation("run", random.Random(1))
+    rotation = Rotation(random.Random(1))
     peers = ["a", "b", "c"]
     seen = []
     for now in range(6):
@@ -69,34 +91,37 @@ def test_peers_rotate_untried_first() -> None:
     assert sorted(seen[:3]) == peers
     assert seen[:3] == seen[3:]
     assert rotation.order([*peers, "new"])[0] == "new"
-    firsts = {Rotation("run", random.Random(i)).order(peers)[0] for i in range(50)}
+    firsts = {Rotation(random.Random(i)).order(peers)[0] for i in range(50)}
     assert firsts == set(peers)
 
 
-def test_prefix_and_mode_cycle_covers_all_four() -> None:
-    rotation = Rotation("run", random.Random(1))
-    plans = [rotation.plan("a", None) for _ in range(8)]
-    kinds = {(plan.mode, index % 2 == 1) for index, plan in enumerate(plans)}
-    assert len(kinds) == 4
-    assert plans[0].seed == plans[1].seed != plans[2].seed == plans[3].seed
-    assert rotation.plan("a", Mode.STREAMED).mode is Mode.STREAMED
-    last = rotation.plan("a", None).seed
-    rotation.plan("a", None)
-    rotation.fresh_prefix("a")
-    assert rotation.plan("a", None).seed != last
+def test_every_rank_is_visited_in_turn() -> None:
+    rotation = Rotation(random.Random(1))
+    assert sorted(rotation.rank("a", 8) for _ in range(8)) == list(range(8))
+    assert {rotation.rank("b", 1) for _ in range(5)} == {0}
 
 
 def test_delays() -> None:
-    rotation = Rotation("run", random.Random(1))
-    steady = {"became_ready": False, "conclusive": True, "interval": 30.0}
+    rotation = Rotation(random.Random(1))
+    steady: Any = {"became_ready": False, "conclusive": True, "interval": 30.0}
     for _ in range(100):
-        assert 27 <= rotation.delay(ready=True, failing=False, **steady) <= 33  # type: ignore[arg-type]
-        assert 9 <= rotation.delay(ready=True, failing=True, **steady) <= 11  # type: ignore[arg-type]
-        assert 9 <= rotation.delay(ready=False, failing=True, **steady) <= 11  # type: ignore[arg-type]
-        assert rotation.delay(ready=False, failing=False, **steady) == 0  # type: ignore[arg-type]
-        waiting = rotation.delay(ready=False, became_ready=False, failing=False, conclusive=False, interval=30.0)
-        assert 0.9 <= waiting <= 1.1
-        spread = rotation.delay(ready=True, became_ready=True, failing=False, conclusive=True, interval=30.0)
+        assert 27 <= rotation.delay(ready=True, hurried=False, **steady) <= 33
+        assert 9 <= rotation.delay(ready=True, hurried=True, **steady) <= 11
+        assert 9 <= rotation.delay(ready=False, hurried=True, **steady) <= 11
+        assert rotation.delay(ready=False, hurried=False, **steady) == 0
+        spread = rotation.delay(ready=True, became_ready=True, hurried=False, conclusive=True, interval=30.0)
         assert 9 <= spread <= 30
-        short = rotation.delay(ready=False, became_ready=False, failing=True, conclusive=True, interval=1.0)
+        short = rotation.delay(ready=False, became_ready=False, hurried=True, conclusive=True, interval=1.0)
         assert short >= 0.9
+
+
+def test_a_long_wait_for_engine_or_peers_slows_down() -> None:
+    rotation = Rotation(random.Random(1))
+    waits = [
+        rotation.delay(ready=False, became_ready=False, hurried=False, conclusive=False, interval=30.0)
+        for _ in range(30)
+    ]
+    assert waits[0] <= 1.4
+    assert 4.4 <= waits[-1] <= 5.6
+    rotation.delay(ready=False, became_ready=False, hurried=False, conclusive=True, interval=30.0)
+    assert rotation.delay(ready=False, became_ready=False, hurried=False, conclusive=False, interval=30.0) <= 1.4

@@ -34,6 +34,28 @@ def test_defaults() -> None:
     assert (settings.prompt_tokens, settings.wedge, settings.absence, unknown) == (2600, 60, 90, ())
 
 
+def test_default_budget_follows_pace_and_length() -> None:
+    def budget(**changes: float) -> float:
+        return parse_settings(json.dumps(GOOD | changes))[0].tokens_per_minute
+
+    assert budget() == pytest.approx(11_960)
+    assert budget(intervalSeconds=5) == pytest.approx(71_760)
+    assert budget(promptTokens=5200) == pytest.approx(23_920)
+    assert budget(tokensPerMinute=500) == 500
+
+
+@pytest.mark.parametrize("value", ["bf16", "fp8"])
+def test_required_guard(value: str) -> None:
+    assert parse_environment(ENV).require_guard is None
+    assert parse_environment(ENV | {"DSV4_CANARY_REQUIRE_GUARD": value}).require_guard == value
+
+
+@pytest.mark.parametrize("value", ["", "fp4", "BF16", "1"])
+def test_required_guard_of_another_format_is_refused(value: str) -> None:
+    with pytest.raises(SettingsError, match="DSV4_CANARY_REQUIRE_GUARD"):
+        parse_environment(ENV | {"DSV4_CANARY_REQUIRE_GUARD": value})
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -52,6 +74,8 @@ def test_defaults() -> None:
         ({"promptTokens": 0}, "promptTokens"),
         ({"promptTokens": float("inf")}, "promptTokens"),
         ({"wedgeSeconds": None}, "wedgeSeconds"),
+        ({"tokensPerMinute": 0}, "tokensPerMinute"),
+        ({"tokensPerMinute": "many"}, "tokensPerMinute"),
     ],
 )
 def test_wrong_field_is_named_on_one_line(change: dict[str, Any], name: str) -> None:

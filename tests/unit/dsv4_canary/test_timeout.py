@@ -1,0 +1,99 @@
+"""A probe that got no answer: fault, busy, or a stuck peer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dsv4_canary.engine_view import EngineSample
+from dsv4_canary.judge import Judgement, Kind, judge_silence
+from dsv4_canary.model import PeerOutcome, Role
+from dsv4_canary.pair import Leg, LegKind, PairResult
+from dsv4_canary.timeout import Look, explain, patience
+
+OPEN, DONE = Leg(LegKind.OPEN), Leg(LegKind.ANSWERED, 200)
+P, D = Role.PREFILL, Role.DECODE
+IDLE = EngineSample(0.0, running=0, queued=0, generation_tokens=100, decode_tokens=100, prefill_tokens=50_000)
+LATER = replace(IDLE, time=30.0)
+STUCK = Look(IDLE, replace(LATER, running=1))
+STILL = Look(IDLE, LATER)
+COMPUTING = Look(IDLE, replace(LATER, prefill_tokens=90_000.0, running=1))
+QUEUE = Look(IDLE, replace(LATER, prefill_tokens=60_000.0, queued=3))
+LOST = Look(IDLE, replace(LATER, prefill_tokens=90_000.0, prefill_inflight=2))
+LOADED = Look(IDLE, replace(LATER, decode_tokens=900.0, generation_tokens=800.0, running=200, decode_prealloc=4))
+GENERATING = Look(IDLE, replace(LATER, decode_tokens=900.0, running=3))
+
+
+def looked_at(
+    role: Role,
+    prefill_leg: Leg,
+    prefill: Look,
+    decode: Look,
+    *,
+    wedged: str = "",
+    own: bool = False,
+    late: bool = False,
+) -> Judgement:
+    result = PairResult(prefill_leg, OPEN, None, timed_out=True, seconds=30.0)
+    mine, theirs = (prefill, decode) if role is P else (decode, prefill)
+    return explain(
+        judge_silence(result, role),
+        result,
+        role,
+        mine,
+        theirs,
+        peer_wedged=wedged,
+        own_wedged=own,
+        prompt_tokens=4000,
+        excused=not late,
+    )
+
+
+@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize(
+    ("leg", "prefill", "decode", "kind"),
+    [
+        (OPEN, STILL, STILL, Kind.FAIL),
+        (OPEN, LOST, STILL, Kind.FAIL),
+        (OPEN, COMPUTING, STILL, Kind.BUSY),
+        (OPEN, QUEUE, STILL, Kind.BUSY),
+        (OPEN, STILL, LOADED, Kind.BUSY),
+        (OPEN, STILL, GENERATING, Kind.FAIL),
+        (DONE, STILL, LOADED, Kind.BUSY),
+        (OPEN, Look(), Look(), Kind.FAIL),
+        (OPEN, Look(None, LATER), Look(IDLE, None), Kind.FAIL),
+    ],
+)
+def test_busy_needs_work_that_waits_and_progress(role: Role, leg: Leg, prefill: Look, decode: Look, kind: Kind) -> None:
+    assert looked_at(role, leg, prefill, decode).kind is kind
+    assert looked_at(role, leg, prefill, decode, late=True).kind is not Kind.BUSY, "no excuse for ever"
+
+
+def test_decode_that_has_its_kv_and_stands_still_is_not_the_prefills_fault() -> None:
+    assert looked_at(P, DONE, STILL, STUCK).kind is Kind.PEER_WEDGED
+    assert looked_at(P, OPEN, STILL, STUCK).kind is Kind.FAIL
+    assert looked_at(D, DONE, STILL, STUCK).kind is Kind.FAIL
+    assert looked_at(P, DONE, STILL, Look()).kind is Kind.FAIL, "decode's metrics cannot be read"
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_wedged_peer_is_the_cause_unless_this_engine_is_wedged_too(role: Role) -> None:
+    found = looked_at(role, OPEN, STILL, STILL, wedged="requests run, but the engine generates no token")
+    assert found.kind is Kind.PEER_WEDGED
+    assert found.kind.outcome == "unreachable"
+    assert found.peer_outcome is PeerOutcome.FAIL
+    assert "requests run" in found.what
+    assert looked_at(role, OPEN, STILL, STILL, wedged="x", own=True).kind is Kind.FAIL
+
+
+def test_only_timeouts_are_explained() -> None:
+    result = PairResult(DONE, Leg(LegKind.ANSWERED, 500), None, timed_out=False, seconds=1.0)
+    failed = judge_silence(result, P)
+    found = explain(failed, result, P, QUEUE, LOADED, peer_wedged="x", own_wedged=False, prompt_tokens=1, excused=True)
+    assert found is failed
+
+
+def test_patience_grows_with_the_settings() -> None:
+    assert patience(10, 5) == 120
+    assert patience(60, 30) == 300
