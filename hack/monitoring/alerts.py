@@ -87,10 +87,10 @@ TRANSFER: Final = (
           0.5 * quantile_over_time(0.5, dsv4_generation:kv_transfer_size_megabytes:avg[1d] offset 30m)
         )
         """,
-        summary=f"KV moves at {{{{ $value | humanize }}}} GB/s, under a quarter of its usual speed: {POD}",
+        summary=f"KV moves at {{{{ $value | humanize }}}} GB/s, a fraction of its usual speed: {POD}",
         description="""
-        Compared with the median of the past day for this deployment, and transfers are not smaller than usual. Often
-        UCX has fallen back from RDMA to TCP, or a port of the fabric is degraded.
+        Under a quarter of the median of the past day for this deployment, and transfers are not smaller than usual.
+        Often UCX has fallen back from RDMA to TCP, or a port of the fabric is degraded.
         """,
     ),
 )

@@ -40,11 +40,14 @@ CANARY: Final = (
         severity="warning",
         lasting="2m",
         labels={"check": "pod"},
+        # Corruption and wedges have alerts of their own, which say more.
         expr="""
         dsv4_pod:canary_ready:max == 0
         and dsv4_pod:canary_engine_healthy:max == 1
         and on (namespace, deployment, fingerprint, role, pod)
         dsv4_pod:canary_probes:increase10m{outcome="fail"} >= 3
+        unless dsv4_pod:canary_corruption_verdict:max == 2
+        unless dsv4_pod:engine_wedged:max == 1
         """,
         summary=f"Requests through this pod fail: {POD}",
         description="""

@@ -83,7 +83,7 @@ def engine(make: Callable[[str], str]) -> str:
 
 def row(spec: Row, runbooks: str) -> builders.Row:
     """Grafana's row."""
-    built = builders.Row(spec.title).collapsed(spec.collapsed)
+    built = builders.Row(spec.title)
     for panel in spec.panels:
         built.with_panel(_panel(panel, runbooks))
     return built
@@ -170,7 +170,7 @@ def _states(spec: Panel) -> Any:
 def _table(spec: Panel) -> Any:
     hidden = {"Time": True} | dict.fromkeys(("__name__",), True)
     order = {name: index for index, name in enumerate((*spec.columns, "Value"))}
-    built = table.Panel().color_scheme(_colored(model.FieldColorModeId.THRESHOLDS))
+    built = table.Panel().show_header(True).color_scheme(_colored(model.FieldColorModeId.THRESHOLDS))
     built.with_transformation(
         model.DataTransformerConfig(
             id_val="filterFieldsByName",
@@ -187,7 +187,7 @@ def _table(spec: Panel) -> Any:
 
 def _matrix(spec: Panel) -> Any:
     across, down = spec.columns
-    built = table.Panel().color_scheme(_colored(model.FieldColorModeId.THRESHOLDS))
+    built = table.Panel().show_header(True).color_scheme(_colored(model.FieldColorModeId.THRESHOLDS))
     built.with_transformation(
         model.DataTransformerConfig(
             id_val="groupingToMatrix",

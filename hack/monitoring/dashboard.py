@@ -60,22 +60,22 @@ def dashboard(runbooks: str = RUNBOOKS) -> dict[str, Any]:
     for spec in ROWS:
         built.with_row(row(spec, runbooks))
     found = cast("dict[str, Any]", json.loads(json.dumps(built.build(), cls=JSONEncoder)))
-    _number(found["panels"])
+    found["panels"] = _opened(found["panels"])
     return found
 
 
-def _number(shown: list[dict[str, Any]]) -> None:
-    """Ids, which links to a panel need; in open rows Grafana wants the panels beside their row, not within it."""
-    flat: list[dict[str, Any]] = []
-    for one in shown:
-        inner = one.get("panels", []) if one["type"] == "row" else []
-        flat.append(one)
-        if inner and not one.get("collapsed"):
-            flat += inner
+def _opened(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Panels of open rows beside their row, where Grafana wants them (the SDK knows closed rows alone), with ids."""
+    shown: list[dict[str, Any]] = []
+    for spec, one in zip(ROWS, rows, strict=True):
+        shown.append(one)
+        one["collapsed"] = spec.collapsed
+        if not spec.collapsed:
+            shown += one["panels"]
             one["panels"] = []
-    shown[:] = flat
     number = 0
     for one in shown:
         for panel in (one, *one.get("panels", [])):
             number += 1
             panel["id"] = number
+    return shown

@@ -82,11 +82,13 @@ GLANCE: Final = Row(
         ),
         Panel(
             "What fires",
-            "Each has a page: click its name.",
-            (Query(f"max by (alertname, severity, namespace, deployment, role, pod, kind, cache) "
+            "Each has a page of its name in the runbooks, which are linked at the top.",
+            (Query(f"max by (alertname, severity, namespace, deployment, role, pod, peer, check, kind, cache) "
                    f"({ours('ALERTS', _ALERTS)})"),),
             kind="table", width=24, height=5,
-            columns=("alertname", "severity", "namespace", "deployment", "role", "pod", "kind", "cache"),
+            columns=(
+                "alertname", "severity", "namespace", "deployment", "role", "pod", "peer", "check", "kind", "cache",
+            ),
             idle="nothing fires on a healthy pair",
         ),
     ),
@@ -212,10 +214,9 @@ LIVE: Final = Row(
         Panel(
             "Reused against cold prefixes, z score",
             """Two-proportion test of the damaged share against cold prefixes. Above 3 chance is a poor explanation.
-            Needs damaged calls to have a value.""",
+            Needs calls on both within 15 minutes.""",
             (Query(f"max by (cache) ({ours('dsv4_generation:live_tool_calls_damaged:zscore15m')})", "{{cache}}"),),
             steps=((0, GREEN), (3, RED)), alert="DSV4LiveToolCallCorruption",
-            idle="needs calls on cold and on reused prefixes within 15 minutes",
         ),
         Panel(
             "Cost of counting",

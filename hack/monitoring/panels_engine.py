@@ -95,7 +95,7 @@ TRANSFER: Final = Row(
                 Query(
                     engine(
                         lambda p: f"sum by (pod) (rate({ours(p + 'kv_transfer_speed_gb_s_sum')}[{RATE}]))\n"
-                        f"/ sum by (pod) (rate({ours(p + 'kv_transfer_speed_gb_s_count')}[{RATE}]))"
+                        f"/ (sum by (pod) (rate({ours(p + 'kv_transfer_speed_gb_s_count')}[{RATE}])) > 0)"
                     ),
                     "{{pod}}",
                 ),
@@ -118,7 +118,7 @@ TRANSFER: Final = Row(
                 Query(
                     engine(
                         lambda p: f"sum by (pod) (rate({ours(p + 'kv_transfer_total_mb_sum')}[{RATE}]))\n"
-                        f"/ sum by (pod) (rate({ours(p + 'kv_transfer_total_mb_count')}[{RATE}]))"
+                        f"/ (sum by (pod) (rate({ours(p + 'kv_transfer_total_mb_count')}[{RATE}])) > 0)"
                     ),
                     "{{pod}}",
                 ),
@@ -160,7 +160,7 @@ HICACHE: Final = Row(
         Panel(
             "Reloaded from host memory",
             "Tokens a second that were loaded back instead of computed.",
-            (Query(engine_rate("load_back_tokens_total"), "{{pod}}"),),
+            (Query(ours("dsv4_pod:load_back_tokens:rate5m"), "{{pod}}"),),
             alert="DSV4Corruption",
         ),
         Panel(

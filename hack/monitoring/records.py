@@ -28,7 +28,6 @@ CANARY: Final = (
     Record("dsv4_pod:canary_last_success_timestamp_seconds:max", pods("dsv4_canary_last_success_timestamp_seconds")),
     Record("dsv4_pod:canary_probes:increase10m", pod_increase("dsv4_canary_probes_total", "10m", "outcome")),
     Record("dsv4_pod:canary_corruption_verdict:max", pods("dsv4_canary_corruption_verdict")),
-    Record("dsv4_pod:canary_corruption_ratio:max", pods("dsv4_canary_corruption_ratio", "cache")),
     Record("dsv4_pod:canary_window_failures:sum", pods("dsv4_canary_window_failures", fold="sum")),
     Record("dsv4_pod:canary_blind:max", pods("dsv4_canary_blind", "what")),
     Record("dsv4_pod:canary_guard_missing:max", f"{pods('dsv4_canary_guard_required')}\n> bool\n"
@@ -150,20 +149,22 @@ LIVE: Final = (
         "dsv4_generation:live_tool_calls_damaged:increase15m / (dsv4_generation:live_tool_calls:increase15m > 0)",
     ),
     Record(
-        # Variance of the share of damaged calls, pooled over this tier and cold: the denominator of a two-proportion
-        # z test.
+        # Share of damaged calls of this tier and cold together, for the variance of a two-proportion z test. One
+        # damaged and one good call are added, so that no damage at all is a score of 0, not 0 / 0.
         "dsv4_generation:live_tool_calls_damaged:pooled15m",
         """
         (
           dsv4_generation:live_tool_calls_damaged:increase15m{cache=~"host|device"}
           + on (namespace, deployment, fingerprint) group_left ()
           dsv4_generation:live_tool_calls_damaged:increase15m{cache="cold"}
+          + 1
         )
         /
         (
           dsv4_generation:live_tool_calls:increase15m{cache=~"host|device"}
           + on (namespace, deployment, fingerprint) group_left ()
           dsv4_generation:live_tool_calls:increase15m{cache="cold"}
+          + 2
         )
         """,
     ),

@@ -172,7 +172,7 @@ def test_metrics_exist(page: str) -> None:
 
 
 def test_every_metric_is_described() -> None:
-    rows = [row for found in tables("docs/operations.md", "| metric | labels | meaning |") for row in found]
+    rows = [row for found in tables("docs/observability.md", "| metric | labels | meaning |") for row in found]
     assert sorted(name for row in rows for name in names(row[0])) == sorted(operator_metrics() | canary_metrics())
 
 

@@ -98,6 +98,8 @@ class Case:
     firing: dict[int, set[str]]
     labels: dict[str, str] = field(default_factory=dict)
     """Labels that some firing alert must carry at the last minute."""
+    never: dict[str, str] = field(default_factory=dict)
+    """Labels that no firing alert may carry together at the last minute."""
     groups: tuple[str, ...] = ()
     """Groups of rules to evaluate, for the sake of speed over long histories; all when empty."""
 
@@ -128,15 +130,16 @@ class Case:
             }
             for minute, names in self.firing.items()
         ]
-        if self.labels:
-            chosen = ",".join(f'{name}="{value}"' for name, value in self.labels.items())
-            checks.append(
-                {
-                    "expr": f'count(ALERTS{{alertstate="firing",{chosen}}}) > bool 0',
-                    "eval_time": f"{max(self.firing)}m",
-                    "exp_samples": [{"labels": "{}", "value": 1}],
-                }
-            )
+        for wanted, samples in ((self.labels, [{"labels": "{}", "value": 1}]), (self.never, [])):
+            if wanted:
+                chosen = ",".join(f'{name}="{value}"' for name, value in wanted.items())
+                checks.append(
+                    {
+                        "expr": f'count(ALERTS{{alertstate="firing",{chosen}}}) > bool 0',
+                        "eval_time": f"{max(self.firing)}m",
+                        "exp_samples": samples,
+                    }
+                )
         return checks
 
 

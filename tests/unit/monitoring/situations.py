@@ -129,6 +129,20 @@ def corruption() -> Iterator[Case]:
         {9: set(), 16: {"DSV4Corruption"}, 60: {"DSV4Corruption"}},
         {"alertname": "DSV4Corruption", "severity": "critical", "pod": "demo-prefill-0", "deployment": "demo"},
     )
+    other = {
+        selector.replace("demo-prefill-0", "demo-prefill-1"): values
+        for selector, values in healthy(N).items()
+        if 'role="prefill"' in selector
+    }
+    out_of_service = {
+        canary("dsv4_canary_ready", "prefill"): f"1x30 0x{N}",
+        canary("dsv4_canary_probes_total", "prefill", probe="echo", outcome="fail", cache="host"): f"0x20 0+1x{N}",
+    }
+    yield Case(
+        "a corrupt pod beside a sound one: one page, not two",
+        differing(N, other, confirmed, out_of_service),
+        {25: {"DSV4Corruption"}},
+    )
     suspected = {
         canary("dsv4_canary_corruption_verdict", "prefill"): f"0x20 1x{N}",
         canary("dsv4_canary_window_failures", "prefill", cache="host"): f"0x20 2x{N}",
@@ -156,7 +170,23 @@ def failing() -> Iterator[Case]:
         differing(N, fails),
         {9: set(), 15: {"DSV4CanaryFailing"}, 40: {"DSV4CanaryFailing"}},
         {"alertname": "DSV4CanaryFailing", "check": "role", "severity": "critical", "role": "decode"},
+        never={"check": "link"},
     )
+    restarted = {
+        canary("dsv4_canary_probes_total", "decode", probe="echo", outcome="fail", cache="cold"): f"0x20 0+2x2 4x{N}",
+        canary("dsv4_canary_ready", "decode"): f"1x21 0x{COLD_START} 1x{N}",
+        canary("dsv4_canary_engine_healthy", "decode"): f"1x23 0x{COLD_START} 1x{N}",
+    }
+    yield Case(
+        "an engine fails its probes and restarts",
+        differing(N, restarted),
+        {12: set(), 14: set(), 16: set(), 20: set(), 40: set()},
+    )
+    soon_well = {
+        canary("dsv4_canary_probes_total", "decode", probe="echo", outcome="fail", cache="cold"): f"0x20 0+2x2 4x{N}",
+        canary("dsv4_canary_ready", "decode"): f"1x21 0x3 1x{N}",
+    }
+    yield Case("out of service for a minute and a half", differing(N, soon_well), {11: set(), 12: set(), 14: set()})
     other = {
         selector.replace("demo-decode-0", "demo-decode-1"): values
         for selector, values in healthy(N).items()
@@ -204,7 +234,7 @@ def failing() -> Iterator[Case]:
     yield Case(
         "a canary that hangs",
         differing(N, silent),
-        {24: set(), 32: {"DSV4NoCanarySuccess"}},
+        {24: set(), 27: set(), 32: {"DSV4NoCanarySuccess"}},
         {"alertname": "DSV4NoCanarySuccess", "since": "15m"},
     )
     pause = {
@@ -226,9 +256,22 @@ def failing() -> Iterator[Case]:
     yield Case(
         "an engine that died and does not come back",
         differing(N, gone),
-        {60: set(), 84: set(), 91: {"DSV4NoCanarySuccess"}},
+        {60: set(), 84: set(), 87: set(), 91: {"DSV4NoCanarySuccess"}},
         {"alertname": "DSV4NoCanarySuccess", "since": "75m"},
     )
+    for name, last in (("the decodes are scaled to zero", f"1+30x20 600x{N}"), ("alone from the start", f"0x{N}")):
+        alone: Series = {
+            selector: (values or "").replace(f"x{N}", "x20") + " stale"
+            for selector, values in healthy(N).items()
+            if 'role="decode"' in selector or "dsv4_canary_peer_result" in selector
+        }
+        alone |= {
+            canary("dsv4_canary_ready", "prefill"): f"1x20 0x{N}",
+            canary("dsv4_canary_last_success_timestamp_seconds", "prefill"): last,
+        }
+        if last.startswith("0"):
+            alone = {selector: None if "stale" in (values or "") else values for selector, values in alone.items()}
+        yield Case(name, differing(N, alone, condition("Unknown", N)), {30: set(), 95: set(), 115: set()})
     blind = {canary("dsv4_canary_blind", "prefill", what="host"): f"0x20 1x{N}"}
     yield Case(
         "no reloaded prefix is met",
@@ -251,6 +294,20 @@ def wedged() -> Iterator[Case]:
         differing(N, wedge),
         {9: set(), 13: {"DSV4EngineWedged"}},
         {"alertname": "DSV4EngineWedged", "kind": "generation", "seen_by": "canary", "severity": "critical"},
+    )
+    other = {
+        selector.replace("demo-decode-0", "demo-decode-1"): values
+        for selector, values in healthy(N).items()
+        if 'role="decode"' in selector
+    }
+    failing = {
+        canary("dsv4_canary_ready", "decode"): f"1x22 0x{N}",
+        canary("dsv4_canary_probes_total", "decode", probe="echo", outcome="fail", cache="cold"): f"0x20 0+1x{N}",
+    }
+    yield Case(
+        "a wedged decode beside a sound one: one page, not two",
+        differing(N, other, wedge, failing),
+        {20: {"DSV4EngineWedged"}},
     )
     flicker = {canary("dsv4_engine_wedged", "decode"): f"0x20 1x1 0x{N}"}
     yield Case("one scrape says wedged", differing(N, flicker), {10: set(), 12: set()})
