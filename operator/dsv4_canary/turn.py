@@ -102,22 +102,19 @@ class Prober:
         self._recorder.forget()
         self._recheck = None
 
-    async def turn(self, session: aiohttp.ClientSession) -> bool:
-        """One turn: the first due peer that serves is probed. True when that passed or failed."""
+    async def turn(self, session: aiohttp.ClientSession) -> Kind | None:
+        """One turn: the first due peer that serves is probed. What it showed; None when no peer could be tested."""
         await self._find_peers()
         kinds: set[Kind] = set()
         for address in self._order()[:_PEERS_PER_TURN]:
             self.rotation.tried(address, time.monotonic())
             kind = await self._probe_peer(session, self._book.states[address])
             self._book.tell()
-            if kind in (Kind.PASS, Kind.FAIL, Kind.UNUSABLE):
-                return True
-            if kind is Kind.ENGINE_GONE:
-                self._engine.saw(pair.LegKind.REFUSED)
-                return False
+            if kind in (Kind.PASS, Kind.FAIL, Kind.UNUSABLE, Kind.ENGINE_GONE):
+                return kind
             kinds.add(kind)
         self._book.none_usable(kinds)
-        return False
+        return None
 
     def _order(self) -> list[str]:
         order = self.rotation.order(self._book.states)
@@ -338,6 +335,8 @@ class Prober:
             return
         reason = judgement.reason or Reason.PROBE_FAILED
         self._machine.failed(result.mode, Failure(reason, peer.address, judgement.what))
+        if not judgement.transport:
+            self._recorder.drifts.doubt(peer.address)
         self._book.failed(peer, judgement)
 
     def _settle_recheck(self, peer: PeerState, plan: Plan, result: ProbeResult) -> bool:

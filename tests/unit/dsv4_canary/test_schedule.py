@@ -88,6 +88,18 @@ def test_prefixes_of_peers_that_are_gone_are_forgotten() -> None:
     assert len(library) == 0
 
 
+def test_what_may_have_been_read_damaged_is_forgotten() -> None:
+    library = Library()
+    for prefix, peer in (("old-a", "a"), ("old-b", "b"), ("young-b", "b")):
+        library.add(entry(prefix, peer=peer), 2)
+    for prefix in ("old-a", "old-b"):
+        kept = library.get(prefix)
+        assert kept is not None
+        library.asked(kept, 1.0)
+    library.doubt("a")
+    assert [library.get(prefix) is not None for prefix in ("old-a", "old-b", "young-b")] == [False, True, False]
+
+
 # -- cycle
 
 
