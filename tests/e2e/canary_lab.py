@@ -153,12 +153,14 @@ class UserLoad:
 
     The prompts are more than the pool holds, so each is evicted before it is asked again. The same body goes to both
     halves, as the router does it; it is not sent through the router, which has no workers when a canary has taken
-    them out. ``counts``: replies by (tier of the prefix, kind).
+    them out. ``pause``: seconds between two calls of a worker. ``counts``: replies by (tier of the prefix, kind).
     """
 
-    def __init__(self, prefills: list[Pod], decodes: list[Pod], *, workers: int = 2, prompts: int = 8) -> None:
+    def __init__(
+        self, prefills: list[Pod], decodes: list[Pod], *, workers: int = 2, prompts: int = 8, pause: float = 0.0
+    ) -> None:
         self._pairs = [(p, d) for p in prefills for d in decodes]
-        self._workers, self._prompts = workers, prompts
+        self._workers, self._prompts, self._pause = workers, prompts, pause
         self._words = {number: self._text(number) for number in range(prompts)}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
@@ -202,6 +204,7 @@ class UserLoad:
             except (aiohttp.ClientError, TimeoutError, ValueError, KeyError):
                 self.counts["-", "error"] += 1
                 await asyncio.sleep(0.2)
+            await asyncio.sleep(self._pause)
             turn += self._workers
 
     async def _ask(self, client: aiohttp.ClientSession, prefill: Pod, decode: Pod, turn: int) -> tuple[str, str]:

@@ -47,15 +47,9 @@ class Lab:
     world: World
     watch: Alerts
 
-    def pods(self, role: str) -> list[Pod]:
-        """Of the generation that serves; the one before may still drain."""
-        label = "serving.dsv4.dev/fingerprint"
-        serving = self.world.get("pair")["status"]["fingerprint"]
-        return [pod for pod in self.world.pods("pair", role) if pod["metadata"]["labels"][label] == serving]
-
     @property
     def engines(self) -> list[Pod]:
-        return [*self.pods("prefill"), *self.pods("decode")]
+        return [*self.world.serving("pair", "prefill"), *self.world.serving("pair", "decode")]
 
     def arm(self, *, index_k: str, hicache: bool, gate: str) -> None:
         """Make the object so, wait for it, and set the gate."""
@@ -71,7 +65,7 @@ class Lab:
         """Load until the canaries have ``asked`` conclusive probes of a tier (and ``until`` holds); what they found."""
         engines = self.engines
         before = by_name(engines)
-        with UserLoad(self.pods("prefill"), self.pods("decode")) as users:
+        with UserLoad(self.world.serving("pair", "prefill"), self.world.serving("pair", "decode")) as users:
 
             def enough() -> Samples | None:
                 found = added(engines, before)
