@@ -15,9 +15,24 @@ from typing import Any
 
 import pytest
 
-from canary_lab import Alerts, Pod, Samples, UserLoad, added, alerts, by_name, corrupted, line, report, total, wrong
+from canary_lab import (
+    Alerts,
+    Pod,
+    Samples,
+    UserLoad,
+    added,
+    alerts,
+    by_name,
+    corrupted,
+    line,
+    ready_code,
+    report,
+    samples,
+    total,
+    wrong,
+)
 from operator_process import free_port
-from world import World, deployment, switch
+from world import World, deployment, engine_url, switch
 
 pytestmark = pytest.mark.node
 
@@ -50,6 +65,15 @@ class Lab:
     @property
     def engines(self) -> list[Pod]:
         return [*self.world.serving("pair", "prefill"), *self.world.serving("pair", "decode")]
+
+    def prefill_is_accused(self) -> bool:
+        """The alert fires for the pod whose host tier it is."""
+        return any(labels["role"] == "prefill" for labels in self.watch.firing("DSV4Corruption"))
+
+    def live(self) -> Samples:
+        """What the plugin in decode counted of the users' tool calls."""
+        (decode,) = self.world.serving("pair", "decode")
+        return samples(decode, engine_url(decode))
 
     def arm(self, *, index_k: str, hicache: bool, gate: str) -> None:
         """Make the object so, wait for it, and set the gate."""
@@ -108,9 +132,7 @@ def gated(lab: Lab) -> Samples:
 def ungated(lab: Lab, gated: Samples) -> Samples:
     """After the gated arm, so that the corruption of this one is not in its window."""
     lab.arm(index_k="BF16", hicache=True, gate="off")
-    return lab.under_load(
-        "bf16, HiCache, gate off", "host", ASKED, until=lambda: lab.watch.firing("DSV4Corruption"), timeout=180
-    )
+    return lab.under_load("bf16, HiCache, gate off", "host", ASKED, until=lab.prefill_is_accused, timeout=180)
 
 
 def test_gated_bf16_under_load_has_no_corruption(lab: Lab, gated: Samples) -> None:
@@ -122,6 +144,17 @@ def test_ungated_bf16_corrupts_reloaded_prefixes_only_and_the_alert_fires(lab: L
     assert wrong(ungated, "host") > 0
     assert total(ungated, "dsv4_canary_probes_total", outcome="pass", cache="cold") > 0
     assert [wrong(ungated, tier) for tier in ("cold", "device")] == [0, 0]
+    damaged = {"leaked", "loop", "invalid_json", "unknown_tool", "schema"}
+    live = {t: total(lab.live(), "dsv4_guard_tool_calls_total", outcome=damaged, cache=t) for t in ("cold", "host")}
+    print(f"    damaged calls of live traffic, by the plugin: {live}")
+    assert live["host"] > 0
+    assert live["cold"] == 0
+    (prefill,) = lab.world.serving("pair", "prefill")
+    assert ready_code(prefill) == 503
+    accused = {
+        pod for c in lab.world.get("pair")["status"]["blame"] if c["reason"] == "Corruption" for pod in c["pods"]
+    }
+    assert prefill["metadata"]["name"] in accused
     firing = lab.watch.firing("DSV4Corruption")
     print(f"    DSV4Corruption fires for: {sorted(labels['pod'] for labels in firing)}")
     names = {pod["metadata"]["name"] for pod in lab.engines}

@@ -33,11 +33,18 @@ def start_sidecars(pairs: list[LocalPair]) -> None:
 
 @pytest.fixture
 def pairs(tmp_path: Path) -> Iterator[list[LocalPair]]:
-    """Four healthy pairs as the product renders them: bf16 with the plugin, HiCache, gate on."""
-    how: dict[str, Any] = {"env": GUARDED | BUSY, "prefill_flags": ("--enable-hierarchical-cache",)}
-    how["settings"] = {"tokensPerMinute": 1e9}  # the pace is the interval's alone
-    with local_pairs(tmp_path, 4, sidecar_env={"DSV4_CANARY_REQUIRE_GUARD": "bf16"}, **how) as made:
-        yield made
+    """Four healthy pairs as the product renders them: bf16 with the plugin, HiCache, gate on. One is noisy."""
+    how: dict[str, Any] = {
+        "prefill_flags": ("--enable-hierarchical-cache",),
+        "sidecar_env": {"DSV4_CANARY_REQUIRE_GUARD": "bf16"},
+        "settings": {"tokensPerMinute": 1e9},  # the pace is the interval's alone
+    }
+    noisy = {"DSV4_SIM_LOGPROB_NOISE": "0.25"}
+    with (
+        local_pairs(tmp_path / "calm", 3, env=GUARDED | BUSY, **how) as calm,
+        local_pairs(tmp_path / "noisy", 1, env=GUARDED | BUSY | noisy, **how) as loud,
+    ):
+        yield [*calm, *loud]
 
 
 def test_five_hundred_probes_under_healthy_load_raise_no_alarm(pairs: list[LocalPair]) -> None:
