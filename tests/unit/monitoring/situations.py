@@ -310,7 +310,7 @@ def wedged() -> Iterator[Case]:
         {20: {"DSV4EngineWedged"}},
     )
     flicker = {canary("dsv4_engine_wedged", "decode"): f"0x20 1x1 0x{N}"}
-    yield Case("one scrape says wedged", differing(N, flicker), {10: set(), 12: set()})
+    yield Case("one scrape says wedged", differing(N, flicker), {10: set(), 11: set(), 12: set()})
     bare: Series = {
         **{selector: values for selector, values in healthy(N).items() if 'container="canary"' not in selector},
         **condition("Unknown", N),
@@ -346,8 +346,14 @@ def transfer() -> Iterator[Case]:
     yield Case(
         "transfers at a tenth of their speed",
         differing(history + HOUR, slow),
-        {start - 5: set(), start + 40: {"DSV4TransferSlow"}},
+        {start - 5: set(), start + 20: set(), start + 40: {"DSV4TransferSlow"}},
         groups=groups,
+    )
+    young: Series = {
+        engine("sglang:kv_transfer_speed_gb_s_sum", role): f"0+400x{HOUR} {400 * HOUR}+40x{HOUR}" for role in ROLES
+    }
+    yield Case(
+        "slow after an hour: too little history", differing(2 * HOUR, young), {85: set(), 100: set()}, groups=groups
     )
     smaller: Series = {
         engine("sglang:kv_transfer_total_mb_sum", role): f"0+2000x{history} {2000 * history}+100x{HOUR}"
@@ -429,6 +435,13 @@ def output() -> Iterator[Case]:
         {start - 5: set(), start + 20: set(), start + 75: {"DSV4OutputLengthRatio"}},
         groups=groups,
     )
+    young = 3 * HOUR
+    yield Case(
+        "longer answers after three hours: too little history",
+        differing(young + 2 * HOUR, {tokens: f"0+12000x{young} {12000 * young}+30000x{2 * HOUR}"}),
+        {young // MINUTE + 75: set()},
+        groups=groups,
+    )
     somewhat = {tokens: f"0+12000x{history} {12000 * history}+18000x{2 * HOUR}"}
     yield Case("answers are half as long again", differing(whole, somewhat), {start + 75: set()}, groups=groups)
     cold = {engine("sglang:load_back_tokens_total", "prefill", pool="kv"): None}
@@ -450,13 +463,33 @@ def output() -> Iterator[Case]:
     yield Case(
         "speculation accepts half",
         differing(whole, {length: f"2.5x{history} 1.2x{2 * HOUR}"}),
-        {start + 5: set(), start + 40: {"DSV4SpecAcceptLengthDrop"}},
+        {start + 5: set(), start + 15: set(), start + 40: {"DSV4SpecAcceptLengthDrop"}},
+        groups=groups,
+    )
+    yield Case(
+        "speculation accepts half after an hour: too little history",
+        differing(3 * HOUR, {length: f"2.5x{HOUR} 1.2x{2 * HOUR}"}),
+        {100: set(), 115: set()},
         groups=groups,
     )
     yield Case(
         "speculation accepts a little less",
         differing(whole, {length: f"2.5x{history} 2.1x{2 * HOUR}"}),
         {start + 40: set()},
+        groups=groups,
+    )
+    tokens_now = engine("sglang:realtime_tokens_total", "decode", mode="decode", tp_rank="0")
+    yield Case(
+        "speculation dips for nine minutes, then the engine idles",
+        differing(
+            whole,
+            {
+                length: f"2.5x{history} 1.2x{2 * HOUR}",
+                tokens_now: f"0+12000x{history + 8} {12000 * (history + 8)}x{2 * HOUR}",
+                engine("sglang:num_running_reqs", "decode", tp_rank="0"): f"4x{history + 8} 0x{2 * HOUR}",
+            },
+        ),
+        {start + 22: set(), start + 23: set(), start + 24: set()},
         groups=groups,
     )
     yield Case(
@@ -482,7 +515,7 @@ def live_calls() -> Iterator[Case]:
     yield Case(
         "a tenth of the calls on reloaded prefixes is damaged",
         differing(N, live({"host/leaked": f"0x20 0+1x{N}"})),
-        {9: set(), 22: name},
+        {9: set(), 16: set(), 22: name},
         {"alertname": "DSV4LiveToolCallCorruption", "against": "cold", "cache": "host", "severity": "critical"},
     )
     yield Case(
@@ -498,8 +531,34 @@ def live_calls() -> Iterator[Case]:
     yield Case(
         "markup leaks on cold prefixes too: a wrong parser",
         differing(N, live({f"{cache}/leaked": f"0x20 0+3x{N}" for cache in ("cold", "device", "host")})),
-        {9: set(), 25: name},
+        {9: set(), 15: set(), 25: name},
         {"alertname": "DSV4LiveToolCallCorruption", "against": "absolute", "severity": "warning"},
+    )
+    yield Case(
+        "four damaged calls of thirty",
+        differing(N, live({"host/valid": f"0+1x{N}", "host/leaked": f"0x20 0+1x4 4x{N}"})),
+        {16: set(), 18: set(), 20: set()},
+    )
+    yield Case(
+        "fifteen calls on reloaded prefixes, six of them damaged",
+        differing(N, live({"host/valid": f"0+0.3x{N}", "host/leaked": f"0x20 0+1x6 6x{N}"})),
+        {16: set(), 18: set(), 20: set()},
+    )
+    yield Case(
+        "schemas break, and hardly any cold call to compare with",
+        differing(N, live({"host/valid": f"0x{N}", "host/schema": f"0+10x{N}", "cold/valid": f"0+0.33x{N}"})),
+        {20: set(), 40: set()},
+    )
+    cold_alone = {"device/valid": f"0x{N}", "host/valid": f"0x{N}"}
+    yield Case(
+        "eight broken calls of a hundred",
+        differing(N, live({**cold_alone, "cold/valid": f"0+3x{N}", "cold/leaked": f"0x20 0+1x8 8x{N}"})),
+        {20: set(), 23: set(), 24: set()},
+    )
+    yield Case(
+        "twelve broken calls of forty",
+        differing(N, live({**cold_alone, "cold/valid": f"0+0.9x{N}", "cold/leaked": f"0x20 0+2x6 12x{N}"})),
+        {20: set(), 23: set(), 24: set()},
     )
     yield Case(
         "three broken calls in all",
