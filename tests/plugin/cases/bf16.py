@@ -8,10 +8,9 @@ import types
 from pathlib import Path
 from typing import Any
 
-from dsv4_guard.refusal import GuardError
-
 from dsv4_guard import patching
 from dsv4_guard.bf16 import limits, pool, targets, wiring
+from dsv4_guard.refusal import GuardError
 
 Plain = types.SimpleNamespace
 

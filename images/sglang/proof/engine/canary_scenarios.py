@@ -1,7 +1,7 @@
 """The canary's own drift probe through a real pair: green when left alone, and under a load that races load-backs.
 
-The engines run without a tokenizer, so the chat probes do not apply; a drift probe passes through the same path: bootstrap,
-prefill, load-back, transfer, decode.
+The engines run without a tokenizer, so the chat probes do not apply; a drift probe passes through the same path:
+bootstrap, prefill, load-back, transfer, decode.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from servers import Pair
 sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "operator"))
 
 import aiohttp
+
 from dsv4_canary import attempt, drift
 from dsv4_canary.attempt import Context, ProbeResult
 from dsv4_canary.model import Role

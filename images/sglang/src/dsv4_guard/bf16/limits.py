@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsv4_guard.refusal import GuardError, refuse
-
 from dsv4_guard.bf16.targets import Targets
+from dsv4_guard.refusal import GuardError, refuse
 
 _TRUE = ("1", "true", "yes", "on", "y", "t")
 ENVIRONMENT = {

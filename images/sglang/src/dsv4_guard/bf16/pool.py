@@ -11,9 +11,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from dsv4_guard.refusal import refuse
-
 from dsv4_guard.bf16 import FORMAT
+from dsv4_guard.refusal import refuse
 
 SLOT_BYTES_PER_VALUE = 2
 PAGE_SLOTS = 64

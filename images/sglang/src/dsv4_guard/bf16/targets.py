@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dsv4_guard.refusal import GuardError
-
 from dsv4_guard import patching
+from dsv4_guard.refusal import GuardError
 
 INDEXER = "sglang.srt.layers.attention.dsv4.indexer"
 COMPRESSOR = "sglang.srt.layers.attention.dsv4.compressor_v2"

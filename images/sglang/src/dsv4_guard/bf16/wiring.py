@@ -7,10 +7,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from dsv4_guard.refusal import GuardError
-
 from dsv4_guard import patching
 from dsv4_guard.bf16 import FORMAT, indexer, limits, pool, targets
+from dsv4_guard.refusal import GuardError
 
 LAYOUT = f"{targets.POOLS}:DeepSeekV4TokenToKVPool._make_indexer_pool"
 
