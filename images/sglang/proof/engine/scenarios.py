@@ -291,7 +291,7 @@ def _stopped_peer(pair: Pair, patience: float) -> Result:
         "prefill_ended": prefill_ended,
         "prefill": _brief(done.get("prefill")),
         "prefill_seconds": done.get("prefill_seconds"),
-        "other": "error" if "error" in answer else "right" if compare.same_bits(reference, answer) else "differs",
+        "other": "error" if "error" in answer else "differs" if compare.damaged(reference, answer) else "right",
         "other_answer": answer if "error" in answer else None,
         "other_seconds": other_seconds,
         "decode_after_resume": _brief(done.get("decode")),
