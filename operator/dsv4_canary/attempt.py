@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import aiohttp
 
 from dsv4_canary import drift, pair
+from dsv4_canary.classify import same_calls
 from dsv4_canary.drift import Deviation, Reading
 from dsv4_canary.judge import Judgement, Kind, judge, judge_generate
 from dsv4_canary.model import Cache, Mode, ProbeName, Reason, Role, Severity
@@ -136,11 +137,11 @@ async def parity(session: aiohttp.ClientSession, context: Context, prefix: str) 
     if not first.judgement.kind.conclusive or first.judgement.transport:
         return [first]
     second = await _send(session, context, ProbeName.PARITY, streamed, prefix)
-    a, b = _calls(first), _calls(second)
-    if a is None or b is None:
+    whole_reply, streamed_reply = _reply(first), _reply(second)
+    if whole_reply is None or streamed_reply is None or second.judgement.transport:
         return [first, second]
     second = replace(second, judged_parity=True)
-    if a != b:
+    if not same_calls(whole_reply, streamed_reply):
         second = replace(second, judgement=_add_failure(second.judgement, "S30", CATALOGUE["S30"].severity))
     return [first, second]
 
@@ -253,16 +254,8 @@ async def _drive(
     return result, loaded
 
 
-def _calls(result: ProbeResult) -> list[tuple[str, str]] | None:
-    reply = result.raw.reply if result.raw else None
-    if reply is None or result.judgement.transport:
-        return None
-    return [(call.name, _normal(call.arguments)) for call in reply.calls]
-
-
-def _normal(arguments: str) -> str:
-    """Arguments without what streaming may lay out otherwise: blanks between JSON tokens."""
-    return "".join(arguments.split())
+def _reply(result: ProbeResult) -> Reply | None:
+    return result.raw.reply if result.raw else None
 
 
 def _add_failure(judgement: Judgement, name: str, severity: Severity) -> Judgement:

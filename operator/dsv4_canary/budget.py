@@ -23,9 +23,9 @@ class Budget:
         self._level = min(self._level, per_minute * _MINUTES)
 
     def spend(self, tokens: float, now: float) -> None:
-        """A probe has cost so much."""
+        """A probe has cost so much. Debt is bounded by what a minute allows: nothing may silence the canary for long."""
         self._fill(now)
-        self._level -= tokens
+        self._level = max(self._level - tokens, -60.0 * self._rate)
 
     def wait(self, tokens: float, now: float) -> float:
         """Seconds until so many tokens may be spent; 0 when they may be now."""

@@ -100,6 +100,13 @@ class Library:
             if entry.peer and entry.peer not in peers:
                 self.drop(entry)
 
+    def doubt(self, peer: str) -> None:
+        """Answers through this peer were wrong: its prefixes, and any that was asked only once, may have been read or
+        kept damaged. A sound answer would be taken for a damaged one later."""
+        for entry in list(self._entries.values()):
+            if entry.peer == peer or entry.step == 0:
+                self.drop(entry)
+
     def forget(self, peer: str | None = None) -> None:
         """The prefill lost its cache: forget its prefixes, or all."""
         for entry in list(self._entries.values()):

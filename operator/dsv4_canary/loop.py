@@ -13,6 +13,7 @@ import aiohttp
 from dsv4_canary import discovery, pair
 from dsv4_canary.engine_watch import ALIVE, EngineWatch
 from dsv4_canary.evidence import Level
+from dsv4_canary.judge import Kind
 from dsv4_canary.metrics import Metrics
 from dsv4_canary.model import EngineState, Reason, Role
 from dsv4_canary.peer_book import PeerBook
@@ -169,8 +170,9 @@ class Canary:
             was_ready = self.verdict.ready
             conclusive = False
             if self._engine.state in ALIVE:
-                conclusive = await self._prober.turn(session)
-                if self._engine.state not in ALIVE:
+                kind = await self._prober.turn(session)
+                conclusive = kind not in (None, Kind.ENGINE_GONE)
+                if kind is Kind.ENGINE_GONE:
                     self._saw_engine(pair.LegKind.REFUSED)
             self._settle()
             ready = self.verdict.ready

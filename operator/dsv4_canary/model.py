@@ -155,7 +155,7 @@ class PeerState:
     served: bool = False
     """A probe was answered since it last was away: if its health check now fails, it is at work and not loading."""
     testable: bool = True
-    """False after an attempt that could not say anything about this engine."""
+    """False while it is loading, away or wedged, so that nothing about this engine can be learnt from it."""
 
     def to_json(self) -> dict[str, object]:
         """Form of the ``/status`` contract."""

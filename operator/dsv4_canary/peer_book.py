@@ -73,9 +73,14 @@ class PeerBook:
         self._set(peer, outcome)
 
     def untested(self, peer: PeerState, judgement: Judgement) -> None:
-        """It is busy or wedged: the attempt says nothing about this engine."""
-        peer.testable, peer.answered_health, peer.message = False, False, judgement.what
-        peer.consecutive_failures += judgement.kind is Kind.PEER_WEDGED
+        """It is busy or wedged: the attempt says nothing about this engine.
+
+        A busy one is still to be tested: as long as it is, failures with others do not make this engine the culprit.
+        """
+        peer.answered_health, peer.message = False, judgement.what
+        if judgement.kind is Kind.PEER_WEDGED:
+            peer.testable = False
+            peer.consecutive_failures += 1
         self._set(peer, judgement.peer_outcome)
 
     def passed(self, peer: PeerState, judgement: Judgement) -> None:

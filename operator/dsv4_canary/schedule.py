@@ -77,7 +77,7 @@ class Schedule:
             return self._echo(situation.wanted)
         if situation.reload:
             for probe in (ProbeName.REPEAT, ProbeName.DRIFT):
-                plan = self._old(probe, situation)
+                plan = self._old(probe, situation) if situation.usable(probe) else None
                 if plan is not None:
                     return plan
         for _ in CYCLE:
@@ -104,8 +104,6 @@ class Schedule:
 
     def _old(self, probe: ProbeName, situation: Situation) -> Plan | None:
         library = self._drifts if probe is ProbeName.DRIFT else self._chats
-        if not situation.usable(probe):
-            return None
         find = library.old if probe is ProbeName.TWIN else library.due
         entry = find(situation.peer, situation.now, situation.interval)
         if entry is None:

@@ -44,6 +44,7 @@ class _Recheck:
     mode: Mode
     item: Item | None
     tries: int = 0
+    turns: int = 0
 
 
 class Prober:
@@ -91,9 +92,14 @@ class Prober:
         evidence, role = self._recorder.evidence, self._env.role
         return cache is not None and evidence.own_fault(role, cache, self._book.testable)
 
+    @property
+    def _settled(self) -> bool:
+        """The pod is Ready and nothing is looked into: the budget holds. What a fault costs is not held against it."""
+        return self._machine.verdict.ready and not self._machine.consecutive_failures and self._recheck is None
+
     def wait_for_budget(self) -> float:
         """Seconds until the next probe may be paid for; 0 while something is wrong or the pod is not Ready."""
-        if not self._machine.verdict.ready or self._machine.consecutive_failures or self._recheck is not None:
+        if not self._settled:
             return 0.0
         return self.budget.wait(self._recorder.estimate(self._settings.prompt_tokens), time.monotonic())
 
@@ -102,22 +108,23 @@ class Prober:
         self._recorder.forget()
         self._recheck = None
 
-    async def turn(self, session: aiohttp.ClientSession) -> bool:
-        """One turn: the first due peer that serves is probed. True when that passed or failed."""
+    async def turn(self, session: aiohttp.ClientSession) -> Kind | None:
+        """One turn: the first due peer that serves is probed. What it showed; None when no peer could be tested."""
         await self._find_peers()
+        if self._recheck is not None:
+            self._recheck.turns += 1
+            if self._recheck.turns > 2 * _RECHECKS:
+                self._recheck = None  # that peer does not answer any more
         kinds: set[Kind] = set()
         for address in self._order()[:_PEERS_PER_TURN]:
             self.rotation.tried(address, time.monotonic())
             kind = await self._probe_peer(session, self._book.states[address])
             self._book.tell()
-            if kind in (Kind.PASS, Kind.FAIL, Kind.UNUSABLE):
-                return True
-            if kind is Kind.ENGINE_GONE:
-                self._engine.saw(pair.LegKind.REFUSED)
-                return False
+            if kind in (Kind.PASS, Kind.FAIL, Kind.UNUSABLE, Kind.ENGINE_GONE):
+                return kind
             kinds.add(kind)
         self._book.none_usable(kinds)
-        return False
+        return None
 
     def _order(self) -> list[str]:
         order = self.rotation.order(self._book.states)
@@ -157,7 +164,9 @@ class Prober:
             own_after, peer_after = await self._look(session, watch, url)
             own, other = Look(own_before, own_after), Look(peer_before, peer_after)
             results = [self._explain(result, own, other, watch) for result in results]
-        self.budget.spend(tokens(results, self._recorder.estimate(self._settings.prompt_tokens)), time.monotonic())
+        if self._settled:
+            estimate = self._recorder.estimate(self._settings.prompt_tokens)
+            self.budget.spend(tokens(results, estimate), time.monotonic())
         for result in results:
             self._record(peer, watch, plan, context, result)
         self._recorder.judge(self._settings.interval)
@@ -338,6 +347,8 @@ class Prober:
             return
         reason = judgement.reason or Reason.PROBE_FAILED
         self._machine.failed(result.mode, Failure(reason, peer.address, judgement.what))
+        if not judgement.transport:
+            self._recorder.drifts.doubt(peer.address)
         self._book.failed(peer, judgement)
 
     def _settle_recheck(self, peer: PeerState, plan: Plan, result: ProbeResult) -> bool:

@@ -115,6 +115,14 @@ def test_noise_and_damage_as_seen_on_a_real_engine() -> None:
     assert found.beyond(CEILING)
 
 
+def test_a_token_that_one_side_does_not_list_is_at_most_as_probable_as_the_least_there() -> None:
+    listed = reading(top())
+    without_the_first = reading({token: value for token, value in top().items() if token})
+    assert compare(listed, without_the_first).nats == pytest.approx(9.5)
+    without_the_last = reading({token: value for token, value in top().items() if token < 19})
+    assert compare(listed, without_the_last).nats == 0
+
+
 def test_few_in_common_is_drift_at_any_margin() -> None:
     assert Deviation(0.0, 9, 20).beyond(CEILING)
     assert not Deviation(0.0, 10, 20).beyond(CEILING)

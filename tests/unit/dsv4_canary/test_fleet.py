@@ -264,6 +264,35 @@ async def test_busy_prefill_keeps_everybody_ready(tmp_path: Path) -> None:
         assert fleet.metric(prefill, "dsv4_engine_wedged ") == fleet.metric(decode, "dsv4_engine_wedged ") == 0
 
 
+async def test_prefill_whose_transfers_are_lost_leaves_alone(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, 2, 2) as fleet:
+        everyone, bad = fleet.ready(), "127.1.0.2"
+        await fleet.switch(bad, transfer="drop")
+        await fleet.until("leaves", lambda: bad not in fleet.ready())
+        for address in fleet.addresses(D):
+            await fleet.until("seen", lambda a=address: fleet.outcomes(a)[bad] == "Fail")  # type: ignore[misc]
+            await fleet.probed(address, 4)
+        assert fleet.ready() == everyone - {bad}
+        assert fleet.canaries[bad].verdict.reason in ("ProbeTimedOut", "TransferFailed", "EngineWedged")
+        await fleet.switch(bad, transfer="ok")
+        await fleet.until("back", lambda: fleet.ready() == everyone)
+
+
+async def test_engine_that_restarts_is_no_failure_of_its_peers(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, 2, 1) as fleet:
+        gone = "127.1.0.1"
+        process = fleet.processes.pop(0)
+        process.kill()
+        process.wait()
+        await fleet.until("gone", lambda: fleet.canaries[gone].verdict.reason == "EngineUnreachable")
+        await fleet.until("seen", lambda: fleet.outcomes("127.2.0.1")[gone] in ("Loading", "Unreachable"))
+        await fleet.probed("127.2.0.1", 4)
+        assert fleet.ready() == {"127.1.0.2", "127.2.0.1"}
+        assert fleet.metric("127.2.0.1", "dsv4_canary_failures_total{") == 0
+        fleet.start_engine(P, gone)
+        await fleet.until("back", lambda: len(fleet.ready()) == 3)
+
+
 SLOW_COPIER = {
     "DSV4_SIM_INDEX_K_DTYPE": "bf16",
     "DSV4_SIM_HOST_POOL_PAGES": "2048",

@@ -40,19 +40,26 @@ class Engine:
         self.probes = 0
         self.health_calls = 0
         self.heads: set[str] = set()
+        self.metrics: str | None = None
+        self.quiet = True
+        self.hang = False
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.probes += 1
+        while self.hang:
+            await asyncio.sleep(0.05)
         ask = body["messages"][-1]["content"]
         if "Do not call" in ask:
-            return self.plain(body)
+            if self.quiet:
+                return self.plain(body)
+            ask = 'token "zk-41-quartz-ramp" and n 7.'
         arguments = json.dumps({"token": ask.split('"')[1], "n": int(ask.split(" n ")[1].split(".")[0])})
         function = {"name": "probe_echo", "arguments": self.damage(body, arguments)}
         call = {"index": 0, "id": "c", "type": "function", "function": function}
         head = json.dumps(body["messages"][:-1])
         details = {"cached_tokens": 256 if head in self.heads else 0}
-        usage = {"prompt_tokens": 300, "completion_tokens": 40, "prompt_tokens_details": details}
+        usage = {"prompt_tokens": 300 + self.probes % 4, "completion_tokens": 40, "prompt_tokens_details": details}
         self.heads.add(head)
         if not body["stream"]:
             message = {"content": "", "tool_calls": [call]}
@@ -77,6 +84,9 @@ class Engine:
         choice = {"index": 0, "message": {"content": text}, "finish_reason": "stop"}
         return web.json_response({"choices": [choice], "usage": usage})
 
+    async def answer_metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(status=404) if self.metrics is None else web.Response(text=self.metrics)
+
     async def answer_health(self, _request: web.Request) -> web.Response:
         self.health_calls += 1
         return web.Response(status=self.health)
@@ -86,6 +96,7 @@ class Engine:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_get("/health", self.answer_health)
+        app.router.add_get("/metrics", self.answer_metrics)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         try:
@@ -97,10 +108,17 @@ class Engine:
 
 @asynccontextmanager
 async def sidecar(
-    folder: Path, engine_port: int, peer_port: int, resolve: Callable[[str], Awaitable[list[str]]]
+    folder: Path,
+    engine_port: int,
+    peer_port: int,
+    resolve: Callable[[str], Awaitable[list[str]]],
+    *,
+    engine_dead: float = 600.0,
+    guard: str | None = None,
+    settings: dict[str, Any] = SETTINGS,
 ) -> AsyncIterator[Canary]:
     path = folder / "canary.json"
-    path.write_text(json.dumps(SETTINGS))
+    path.write_text(json.dumps(settings))
     env = Environment(
         role=Role.DECODE,
         listen_port=1,
@@ -113,8 +131,9 @@ async def sidecar(
         pod_namespace="n",
         pod_uid="u",
         pod_ip="127.0.0.1",
-        engine_dead=600.0,
+        engine_dead=engine_dead,
         config_path=str(path),
+        require_guard=guard,
     )
     canary = Canary(env, SettingsFile(str(path)), Metrics("decode", "f"), resolve)
     task = asyncio.create_task(canary.run())
@@ -265,3 +284,113 @@ async def test_after_the_proof_all_kinds_of_probes_take_turns(tmp_path: Path) ->
         (drift,) = (probe for probe in canary.status()["probes"] if probe["name"] == "drift")  # type: ignore[attr-defined]
         assert (drift["usable"], drift["why"]) == (False, "the engine refuses such requests with HTTP 404")
         assert canary.verdict.ready
+
+
+def marker(index_k: str, *processes: str) -> str:
+    return "".join(
+        f'dsv4_guard_info{{version="1",release="0.5.23",index_k="{index_k}",process="{process}"}} 1\n'
+        for process in processes
+    )
+
+
+async def test_required_guard_must_be_shown_before_and_while_the_pod_serves(tmp_path: Path) -> None:
+    own, peer = Engine(), Engine()
+    async with (
+        own.serving("127.0.0.1") as a,
+        peer.serving("127.0.0.2") as b,
+        sidecar(tmp_path, a, b, peers("127.0.0.2"), guard="bf16") as canary,
+    ):
+        for metrics, hint in (
+            (None, "cannot be read"),
+            ("sglang:num_running_reqs 0\n", "does not carry the guard"),
+            (marker("bf16", "api"), "scheduler"),
+            (marker("fp8", "api", "scheduler"), "fp8"),
+        ):
+            own.metrics, seen = metrics, own.probes
+            await until(lambda text=hint: text in canary.verdict.message)  # type: ignore[misc]
+            assert (canary.verdict.ready, canary.verdict.reason) == (False, "GuardMissing")
+            await until(lambda count=seen: own.probes > count)  # type: ignore[misc]
+            assert not canary.verdict.ready
+        own.metrics = marker("bf16", "api", "scheduler")
+        await until(lambda: canary.verdict.ready)
+        guard: Any = canary.status()["guard"]
+        assert guard == {"required": True, "present": True, "indexK": "bf16", "version": "1", "message": ""}
+        text = canary.metrics.render()
+        assert b"dsv4_canary_guard_present 1.0" in text
+        assert b"dsv4_canary_guard_required 1.0" in text
+        # Metrics that cannot be read for a while take nothing back; a marker that is gone does.
+        own.metrics = None
+        await until(lambda: "metrics" in canary.status()["blind"])  # type: ignore[operator]
+        assert canary.verdict.ready
+        own.metrics = marker("fp8", "api", "scheduler")
+        await until(lambda: canary.verdict.reason == "GuardMissing")
+
+
+async def test_without_a_required_guard_nothing_is_missed(tmp_path: Path) -> None:
+    own, peer = Engine(), Engine()
+    async with (
+        own.serving("127.0.0.1") as a,
+        peer.serving("127.0.0.2") as b,
+        sidecar(tmp_path, a, b, peers("127.0.0.2")) as canary,
+    ):
+        await until(lambda: canary.verdict.ready)
+        guard: Any = canary.status()["guard"]
+        assert (guard["required"], guard["message"]) == (False, "")
+
+
+async def test_a_model_that_always_calls_makes_the_quiet_probe_unusable_and_alarms_nobody(tmp_path: Path) -> None:
+    own, peer = Engine(), Engine()
+    own.quiet = False
+    async with (
+        own.serving("127.0.0.1") as a,
+        peer.serving("127.0.0.2") as b,
+        sidecar(tmp_path, a, b, peers("127.0.0.2")) as canary,
+    ):
+        await until(lambda: b'dsv4_canary_probe_usable{probe="quiet"} 0.0' in canary.metrics.render())
+        assert canary.verdict.ready
+        status: Any = canary.status()
+        assert status["corruption"]["verdict"] == "None"
+        assert {window["failures"] for window in status["corruption"]["window"].values()} == {0}
+        (quiet,) = (probe for probe in status["probes"] if probe["name"] == "quiet")
+        assert "never passed" in quiet["why"]
+        assert [peer["outcome"] for peer in status["peers"]] == ["Pass"]
+
+
+async def test_a_model_that_cannot_call_tools_is_never_ready(tmp_path: Path) -> None:
+    own, peer = Engine(), Engine()
+    own.damage = lambda _body, _arguments: "{}"
+    async with (
+        own.serving("127.0.0.1") as a,
+        peer.serving("127.0.0.2") as b,
+        sidecar(tmp_path, a, b, peers("127.0.0.2")) as canary,
+    ):
+        await until(lambda: own.probes >= 12)
+        assert (canary.verdict.ready, canary.verdict.reason) == (False, "ProbeFailed")
+        assert canary.status()["corruption"]["verdict"] == "None"  # type: ignore[index]
+
+
+async def test_long_wedge_ends_life_and_the_end_of_it_gives_it_back(tmp_path: Path) -> None:
+    own, peer = Engine(), Engine()
+    stuck = (
+        'sglang:num_running_reqs 3\nsglang:generation_tokens_total 10\nsglang:realtime_tokens_total{mode="decode"} 10\n'
+    )
+    own.metrics = stuck.replace("reqs 3", "reqs 0")
+    settings = SETTINGS | {"wedgeSeconds": 1}
+    async with (
+        own.serving("127.0.0.1") as a,
+        peer.serving("127.0.0.2") as b,
+        sidecar(tmp_path, a, b, peers("127.0.0.2"), engine_dead=1.0, settings=settings) as canary,
+    ):
+        await until(lambda: canary.verdict.ready)
+        own.metrics = stuck
+        own.hang = True
+        await until(lambda: canary.verdict.reason == "EngineWedged")
+        text = canary.metrics.render()
+        assert b"dsv4_engine_wedged 1.0" in text
+        assert b'dsv4_engine_wedge_info{kind="generation"} 1.0' in text
+        await until(lambda: not canary.live)
+        own.hang = False
+        own.metrics = stuck.replace("reqs 3", "reqs 0").replace(" 10\n", " 500\n")
+        await until(lambda: canary.verdict.ready)
+        assert canary.live
+        assert b"dsv4_engine_wedged 0.0" in canary.metrics.render()

@@ -88,6 +88,18 @@ def test_prefixes_of_peers_that_are_gone_are_forgotten() -> None:
     assert len(library) == 0
 
 
+def test_what_may_have_been_read_damaged_is_forgotten() -> None:
+    library = Library()
+    for prefix, peer in (("old-a", "a"), ("old-b", "b"), ("young-b", "b")):
+        library.add(entry(prefix, peer=peer), 2)
+    for prefix in ("old-a", "old-b"):
+        kept = library.get(prefix)
+        assert kept is not None
+        library.asked(kept, 1.0)
+    library.doubt("a")
+    assert [library.get(prefix) is not None for prefix in ("old-a", "old-b", "young-b")] == [False, True, False]
+
+
 # -- cycle
 
 
@@ -203,6 +215,14 @@ def test_a_smaller_budget_holds_at_once() -> None:
     assert budget.wait(1200, 0.0) == 0
     budget.spend(1200, 0.0)
     assert budget.wait(600, 0.0) == 60
+
+
+def test_debt_is_bounded() -> None:
+    budget = Budget(6_000)
+    for _ in range(100):
+        budget.spend(50_000, 0.0)
+    assert budget.wait(4_000, 0.0) <= 100
+    assert budget.wait(1e9, 0.0) == 180
 
 
 # -- baseline
