@@ -89,6 +89,8 @@ SHAPES: dict[str, Patch] = {
 SINGLES: dict[str, Patch] = {
     "devices": {"network": {"devices": ["mlx5_0", "mlx5_1"]}},
     "checksum": {"network": {"checksum": True}},
+    "bf16": {"indexK": {"dtype": "BF16"}},
+    "bf16-hicache": {"indexK": {"dtype": "BF16"}, "network": {"checksum": True}, "hiCache": {"enabled": True}},
     "context": {"engine": {"contextLength": 65536}},
     "memory": {"engine": {"memFractionStatic": "0.85"}},
     "running": {"engine": {"maxRunningRequests": 64}},

@@ -22,8 +22,11 @@ from dsv4_canary.signatures import CATALOGUE, order, worst
 _LIMIT = 65_536
 """Characters of a text that are looked at; a loop shows long before that."""
 
-_TRIMMED = frozenset("</\uff5cDSML\uff5cparameter>")
-"""Characters that the text detector up to 0.5.20 strips from the end of a streamed value (S16)."""
+_TRIMMED = ("parameter", "\uff5cDSML\uff5c", "</")
+"""Sets of characters that the text detector up to 0.5.20 strips from the end of a streamed value, in turn (S16)."""
+
+_REPETITION_HORIZON = 90_000
+"""Prompt tokens beyond which the model itself may repeat: S25 is not scored there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class Classification:
     """Signature id -> severity, in the order of the catalogue."""
     excerpt: str = ""
     """At most 200 characters of evidence, with everything masked that the probe did not bring in itself."""
+    dialects: tuple[str, ...] = ()
+    """Model versions whose markup leaked, of V3.2, V4 and V4.1; empty when the leaked tags do not tell."""
 
     @property
     def signatures(self) -> tuple[str, ...]:
@@ -68,8 +73,35 @@ def classify(reply: Reply, expectation: Expectation) -> Classification:
     elif expectation.mode == "text" and not content.strip():
         add("S22" if reasoning.strip() else "S9")
     _check_finish(reply, found, add)
+    if not found:
+        return Classification({})
     ordered = {name: found[name] for name in sorted(found, key=order)}
-    return Classification(ordered, excerpt(reply, expectation) if ordered else "")
+    leaked = dsml.dialects("\n".join((content, reasoning)))
+    return Classification(ordered, excerpt(reply, expectation), leaked)
+
+
+def classify_pair(streamed: Reply, whole: Reply, expectation: Expectation) -> Classification:
+    """Name everything that is wrong with two replies to one request, and whether their calls differ (S30).
+
+    Severity, excerpt and dialects are those of the first reply that has the signature.
+    """
+    first, second = classify(streamed, expectation), classify(whole, expectation)
+    found = dict(second.severities) | dict(first.severities)
+    evidence = first.excerpt or second.excerpt
+    if not same_calls(streamed, whole):
+        found.setdefault("S30", CATALOGUE["S30"].severity)
+        evidence = evidence or excerpt(streamed, expectation)
+    ordered = {name: found[name] for name in sorted(found, key=order)}
+    return Classification(ordered, evidence, tuple(sorted({*first.dialects, *second.dialects})))
+
+
+def same_calls(one: Reply, other: Reply) -> bool:
+    """Both replies make the same calls: names and values, not the layout of the JSON."""
+    return _calls(one) == _calls(other)
+
+
+def _calls(reply: Reply) -> list[tuple[str, str]]:
+    return [(call.name, _canonical(call.arguments)) for call in reply.calls]
 
 
 class _Adder(Protocol):
@@ -83,22 +115,26 @@ def _check_text(content: str, reasoning: str, reply: Reply, expectation: Expecta
     """Damage that any text of the reply can show."""
     switched_off = expectation.mode != "call" and expectation.tool_choice == "none"
     leaked = dsml.leaks(content)
+    if not leaked and expectation.mode == "call":
+        leaked = dsml.remains(content)
     for signature in {"S31"} if leaked and switched_off else leaked:
         add(signature)
-    if dsml.leaks(reasoning):
+    if dsml.leaks(reasoning) or (expectation.mode == "call" and dsml.remains(reasoning)):
         add("S21")
-    argument_text = "\n".join(call.name + " " + call.arguments for call in reply.calls)[:_LIMIT]
     if dsml.think_tags(content):
         add("S22")
+    # A call that is exactly right is not looked at: what it says was asked for, however odd.
+    wrong = [call for call in reply.calls if not _exact(call, expectation)]
+    argument_text = "\n".join(call.name + " " + call.arguments for call in wrong)[:_LIMIT]
     everything = "\n".join((content, reasoning, argument_text))
     if dsml.special_tokens(everything):
         add("S23")
-    at_limit = reply.finish_reason == "length"
     texts = (content, reasoning, argument_text)
-    if any(textual.repeats(text, at_limit=at_limit) for text in texts):
+    right = _expected_text(expectation)
+    if _loops(reply, texts) and not textual.repeats(right, at_limit=False):
         add("S25")
-    foreign = textual.foreign_script(argument_text, _expected_text(expectation))
-    if foreign or any(textual.broken_characters(text) for text in texts):
+    broken = any(textual.broken_characters(text) for text in texts) and not textual.broken_characters(right)
+    if broken or textual.foreign_script(argument_text, right):
         add("S26")
     if expectation.prompt and textual.copies(everything, expectation.prompt):
         add("S27")
@@ -106,6 +142,24 @@ def _check_text(content: str, reasoning: str, reply: Reply, expectation: Expecta
         add("S28")
     if reply.completion_tokens is not None and reply.completion_tokens <= 1:
         add("S29")
+
+
+def _loops(reply: Reply, texts: tuple[str, ...]) -> bool:
+    if reply.prompt_tokens is not None and reply.prompt_tokens > _REPETITION_HORIZON:
+        return False
+    at_limit = reply.finish_reason == "length"
+    return any(textual.repeats(text, at_limit=at_limit) for text in texts)
+
+
+def _exact(call: Call, expectation: Expectation) -> bool:
+    """The call is the expected one, to the letter of its values."""
+    if expectation.mode != "call" or call.name != expectation.tool:
+        return False
+    try:
+        value = _strict_json(call.arguments)
+    except (ValueError, RecursionError):
+        return not expectation.arguments and not call.arguments.strip()
+    return isinstance(value, dict) and _same(value, dict(expectation.arguments))
 
 
 def _check_calls(reply: Reply, expectation: Expectation, add: _Adder) -> None:
@@ -129,6 +183,9 @@ def _check_calls(reply: Reply, expectation: Expectation, add: _Adder) -> None:
 
 
 def _check_arguments(call: Call, reply: Reply, expectation: Expectation, add: _Adder) -> None:
+    wanted = expectation.arguments
+    if not wanted and not call.arguments.strip():
+        return  # some servers write the arguments of a call without any as an empty text; clients read {}
     try:
         value = _strict_json(call.arguments)
     except (ValueError, RecursionError):
@@ -137,7 +194,6 @@ def _check_arguments(call: Call, reply: Reply, expectation: Expectation, add: _A
     if not isinstance(value, dict):
         add("S14")
         return
-    wanted = expectation.arguments
     if len(value) == 1 and not set(value) & set(wanted):
         inner = _unwrap(value)
         if inner is not None:
@@ -146,9 +202,9 @@ def _check_arguments(call: Call, reply: Reply, expectation: Expectation, add: _A
     for name, right in wanted.items():
         if name not in value:
             add("S12")
-        elif _kind(value[name]) is not _kind(right):
+        elif _kind(value[name]) is not _kind(right) and not _same(value[name], right):
             add("S14")
-        elif value[name] != right:
+        elif not _same(value[name], right):
             add("S16" if _tail_trimmed(value[name], right) else "S15")
     if any(name not in wanted for name in value) and all(name in value for name in wanted):
         # The schema names every argument: one that it does not name is no exact echo. A misspelt name shows as S12.
@@ -168,9 +224,12 @@ def _unwrap(value: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _tail_trimmed(value: object, right: object) -> bool:
-    if not isinstance(value, str) or not isinstance(right, str):
+    if not isinstance(value, str) or not isinstance(right, str) or value == right:
         return False
-    return 0 < len(value) < len(right) and right.startswith(value) and set(right[len(value) :]) <= _TRIMMED
+    trimmed = right
+    for characters in _TRIMMED:
+        trimmed = trimmed.rstrip(characters)
+    return value == trimmed.strip()
 
 
 def _check_absence(content: str, reasoning: str, reply: Reply, found: Mapping[str, Severity], add: _Adder) -> None:
@@ -231,6 +290,23 @@ def _no_constant(name: str) -> NoReturn:
 def _kind(value: object) -> type:
     """JSON type; int and float are told apart since the schema asks for an integer, and bool is neither."""
     return type(value)
+
+
+def _same(value: object, right: object) -> bool:
+    """Equal as JSON at every depth: true is not 1, 7.0 is not the integer 7; a whole number may stand for a float."""
+    if isinstance(right, Mapping):
+        return (
+            isinstance(value, dict) and value.keys() == right.keys() and all(_same(value[k], right[k]) for k in right)
+        )
+    if isinstance(right, list | tuple):
+        return (
+            isinstance(value, list)
+            and len(value) == len(right)
+            and all(_same(a, b) for a, b in zip(value, right, strict=True))
+        )
+    if isinstance(right, float) and isinstance(value, int) and not isinstance(value, bool):
+        return value == right
+    return _kind(value) is _kind(right) and value == right
 
 
 def _canonical(arguments: str) -> str:

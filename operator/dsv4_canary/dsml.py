@@ -2,7 +2,7 @@
 
 Marker: ``｜DSML｜`` with FULLWIDTH VERTICAL LINE (U+FF5C). A block is ``<｜DSML｜tool_calls>``, with invokes and
 parameters inside. V3.2 calls the block ``function_calls``; V4.1 puts a space before each tag name and calls
-the block `` calls``.
+the block `` calls``. Other spellings of the bars are read as the right ones first.
 """
 
 from __future__ import annotations
@@ -22,6 +22,16 @@ _TAG_RE = re.compile(
 )
 _PLAIN_TAG_RE = re.compile(r"</?(?:tool_calls|invoke|parameter)\b[^<>]{0,200}>")
 
+# A marker that lost a bar, or tags of which only parts are left. Words of these kinds do not occur in an answer that
+# makes a call.
+_ONE_BARRED_RE = re.compile(rf"DSML[ \t]?[{_BARS}]|[{_BARS}][ \t]?DSML")
+_REMAINS_RE = re.compile(
+    rf"DSML|</?[{_BARS}]|[{_BARS}][A-Z]{{2,6}}[{_BARS}]"
+    r"|\b(?:tool_calls|invoke|parameter)\"?\s*/?>|</?\s*(?:tool_calls|invoke|parameter)\b"
+    r"|\b(?:invoke|parameter)\s+name\s*=|\bstring\s*=\s*\"(?:true|false)\""
+)
+_STUB_RE = re.compile(r"<(?!3)[^\s<]?\s*\Z")
+
 # Every text that a complete tag can begin with, for half-open tags at the end of a reply.
 _STARTS = tuple(f"<{slash}{MARKER}{name}" for slash in ("", "/") for name in TAG_NAMES)
 
@@ -30,6 +40,7 @@ _SPECIAL_RE = re.compile(
     rf"|<[{_BARS}](?:User|Assistant|System|EOT|latest_reminder|[Tt]ool[^<>]{{0,40}})[{_BARS}]>"
 )
 _THINK_RE = re.compile(r"</?think>")
+_BARE_CALL_RE = re.compile(r"<(?:tool_calls>|invoke +name *=)")
 
 
 def normalise(text: str) -> str:
@@ -58,22 +69,25 @@ def _tags(clean: str) -> set[str]:
     found: set[str] = set()
     opened = False
     for tag in _TAG_RE.finditer(clean):
-        name = tag["name"]
         if tag["end"] is None and tag.end() == len(clean):
             # Half-open at the end. Its name can be judged only when something follows it.
-            if tag["rest"] and _garbled(name):
-                found.add("S5")
+            if tag["rest"]:
+                found |= _odd_name(tag)
             break
         if not tag["close"]:
             opened = True
             found.add("S1")
         elif not opened:
             found.add("S3")
-        if tag["space"] or name in ("function_calls", "calls"):
-            found.add("S6")
-        elif _garbled(name):
-            found.add("S5")
+        found |= _odd_name(tag)
     return found
+
+
+def _odd_name(tag: re.Match[str]) -> set[str]:
+    """S6 for the name of another dialect, S5 for a garbled one."""
+    if tag["space"] or tag["name"] in ("function_calls", "calls"):
+        return {"S6"}
+    return {"S5"} if _garbled(tag["name"]) else set()
 
 
 def _garbled(name: str) -> bool:
@@ -91,6 +105,39 @@ def _half_open(clean: str) -> bool:
     if any(tail.startswith(full) or (BAR in tail and full.startswith(tail)) for full in _STARTS):
         return True
     return MARKER in tail
+
+
+def remains(text: str) -> set[str]:
+    """Signatures of markup in pieces that ``leaks`` cannot see: S2 for a bare start of a tag at the end, S4 for a
+    marker that lost a bar, S7 for tags without any marker, S5 for the rest.
+
+    For replies that make a call, or should: elsewhere a text may speak of such words.
+    """
+    text = _SPECIAL_RE.sub("", text)
+    if bare_call(text):
+        return {"S7"}
+    if _ONE_BARRED_RE.search(_MARKER_RE.sub("", text)):
+        return {"S4"}
+    if _REMAINS_RE.search(text):
+        return {"S5"}
+    return {"S2"} if _STUB_RE.search(text) else set()
+
+
+def dialects(text: str) -> tuple[str, ...]:
+    """Model versions whose markup the tags of a text are in: V3.2, V4, V4.1. Tags that several share say
+    nothing: without a space ``invoke`` and ``parameter`` are V3.2 as well as V4."""
+    found: set[str] = set()
+    for tag in _TAG_RE.finditer(normalise(text)):
+        if tag["space"] or tag["name"] == "calls":
+            found.add("V4.1")
+        elif tag["name"] in ("function_calls", "tool_calls"):
+            found.add("V3.2" if tag["name"] == "function_calls" else "V4")
+    return tuple(sorted(found))
+
+
+def bare_call(text: str) -> bool:
+    """A call whose tags have all lost their marker (S7)."""
+    return _BARE_CALL_RE.search(text) is not None
 
 
 def special_tokens(text: str) -> bool:

@@ -6,17 +6,21 @@ for reading them, from ``metrics_reporter.py`` of 0.5.23:
 - ``generation_tokens_total`` and ``cached_tokens_total`` are counted when a request *finishes* (on prefill: when its
   transfer ended, one token). A long answer leaves them flat. ``realtime_tokens_total`` counts per forward.
 - Gauges are published with a prefill batch, with every 40th decode step, and every 30 s when the engine is fully idle.
-  With requests parked in a transfer queue and no batch they stand still. So a gauge can be 30 s old, and a stall may
-  never show in it.
+  With requests parked in a transfer queue and no batch they stand still: a decode may show a request as running that
+  ended long ago, and a stall may never show. ``/v1/loads`` has queue lengths that are current (asked of the scheduler
+  up to 0.5.14, published 20 times a second in such a stall from 0.5.19 on), so they replace the gauges where it
+  answers; but not the running requests of a prefill, which it always gives as 0.
 - ``/health`` runs one token through an engine that has no batch: on prefill it adds a token of computed prefill.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
@@ -61,6 +65,8 @@ class EngineSample:
     """Mean over ranks; None without speculation (SGLang then exports 0)."""
     hicache: bool = False
     """The engine has a host tier."""
+    live: bool = False
+    """Queue lengths are those of this moment, not of the last report."""
     guard: GuardInfo | None = None
 
 
@@ -78,6 +84,13 @@ _SUMS = {
     "num_transfer_failed_reqs_total": "transfer_failed",
     "num_bootstrap_failed_reqs_total": "bootstrap_failed",
 }
+_LOADS = {
+    "prefill_bootstrap_queue_reqs": "prefill_bootstrap",
+    "prefill_inflight_queue_reqs": "prefill_inflight",
+    "decode_prealloc_queue_reqs": "decode_prealloc",
+    "decode_transfer_queue_reqs": "decode_transfer",
+}
+"""Fields of ``/v1/loads``, section ``disaggregation``."""
 _MODES = {"decode": "decode_tokens", "prefill_compute": "prefill_tokens"}
 _WANTED = frozenset(
     (
@@ -99,10 +112,15 @@ def parse_metrics(text: str, now: float | None = None) -> EngineSample:
 
 
 async def read_engine(session: aiohttp.ClientSession, url: str) -> EngineSample | None:
-    """Ask an engine for its metrics; None when there are none to be had (no answer in 5 s, not 200, over 16 MiB).
+    """Ask an engine for its metrics, and for current queue lengths where it tells them.
 
-    ``url``: base URL of the engine.
+    None when there are no metrics to be had: no answer in 5 s, not 200, over 16 MiB. ``url``: base URL of the engine.
     """
+    sample, loads = await asyncio.gather(_read_metrics(session, url), _read_loads(session, url))
+    return None if sample is None else with_loads(sample, loads)
+
+
+async def _read_metrics(session: aiohttp.ClientSession, url: str) -> EngineSample | None:
     limits = aiohttp.ClientTimeout(total=_TIMEOUT)
     lines: list[str] = []
     size, rest = 0, b""
@@ -121,6 +139,40 @@ async def read_engine(session: aiohttp.ClientSession, url: str) -> EngineSample 
         return None
     lines.extend(_wanted([rest.decode("utf-8", "replace")]))
     return _sample(_parsed(lines), time.monotonic())
+
+
+async def _read_loads(session: aiohttp.ClientSession, url: str) -> object:
+    """Decoded answer of ``/v1/loads``; None when there is none."""
+    limits = aiohttp.ClientTimeout(total=_TIMEOUT)
+    try:
+        async with session.get(f"{url}/v1/loads", params={"include": "core,disagg"}, timeout=limits) as response:
+            return await response.json(content_type=None) if response.status == 200 else None
+    except (aiohttp.ClientError, OSError, ValueError, RecursionError):
+        return None
+
+
+def with_loads(sample: EngineSample, loads: object) -> EngineSample:
+    """The sample with the queue lengths of an answer of ``/v1/loads``; the sample as it is when that is none."""
+    ranks = loads.get("loads") if isinstance(loads, Mapping) else None
+    if not isinstance(ranks, list) or not ranks or not all(isinstance(rank, Mapping) for rank in ranks):
+        return sample
+    sums: dict[str, Any] = {}
+    prefill = False
+    for rank in ranks:
+        section = rank.get("disaggregation")
+        section = section if isinstance(section, Mapping) else {}
+        prefill |= section.get("mode") == "prefill"
+        for name, value in (
+            ("running", rank.get("num_running_reqs")),
+            *((_LOADS.get(k), v) for k, v in section.items()),
+        ):
+            if name is not None and isinstance(value, int | float) and math.isfinite(value):
+                sums[name] = sums.get(name, 0.0) + value
+    if prefill:
+        sums.pop("running", None)
+    # A queue that the engine's role does not have stays unknown.
+    known = {name: value for name, value in sums.items() if name == "running" or getattr(sample, name) is not None}
+    return replace(sample, live=True, **known)
 
 
 async def registry_answers(session: aiohttp.ClientSession, host: str, port: int) -> bool:
@@ -198,7 +250,7 @@ def _parsed(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, str], float]]
 
 
 def _sample(series: Iterable[tuple[str, dict[str, str], float]], now: float) -> EngineSample:
-    sums: dict[str, float] = {}
+    sums: dict[str, Any] = {}
     pools: dict[str, float] = {}
     sources: dict[str, float] = {}
     accepted: list[float] = []

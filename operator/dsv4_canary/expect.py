@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MODES = ("call", "none", "text")
+_FIELDS = ("mode", "tool", "arguments", "toolChoice", "nonces", "prompt")
+_DEEPEST = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +29,13 @@ class Expectation:
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> Expectation:
-        """Read the JSON form: mode, tool, arguments, toolChoice, nonces, prompt.
+        """Read the JSON form: mode, tool, arguments, toolChoice, nonces, prompt; all optional but the tool of a call.
 
         Raises ValueError with one line that names the field.
         """
+        for name in raw:
+            if name not in _FIELDS:
+                raise ValueError(f"{name}: no field of an expectation; use {', '.join(_FIELDS)}")
         mode = raw.get("mode", "call")
         if mode not in MODES:
             raise ValueError(f"mode = {mode!r}: unknown; use one of {', '.join(MODES)}")
@@ -42,14 +47,24 @@ class Expectation:
             raise ValueError(  # noqa: TRY004 - one error type for a bad file
                 f"arguments = {arguments!r}: must be an object of the expected values"
             )
+        if _depth(arguments) > _DEEPEST:
+            raise ValueError(f"arguments: nested deeper than {_DEEPEST} levels, as no tool's are")
         nonces = raw.get("nonces") or []
         if not isinstance(nonces, list) or not all(isinstance(item, str) for item in nonces):
             raise ValueError(f"nonces = {nonces!r}: must be a list of strings")
-        return Expectation(
-            mode=mode,
-            tool=tool,
-            arguments=dict(arguments),
-            tool_choice=str(raw.get("toolChoice", "auto")),
-            nonces=tuple(nonces),
-            prompt=str(raw.get("prompt") or ""),
-        )
+        choice = raw.get("toolChoice") or "auto"
+        prompt = raw.get("prompt") or ""
+        for name, value in (("toolChoice", choice), ("prompt", prompt)):
+            if not isinstance(value, str):
+                raise ValueError(f"{name} = {value!r}: must be a string")  # noqa: TRY004 - as above
+        return Expectation(mode, tool, dict(arguments), choice, tuple(nonces), prompt)
+
+
+def _depth(value: object) -> int:
+    """Levels of nesting; stops one beyond the limit."""
+    level, layer = 0, [value]
+    while layer and level <= _DEEPEST:
+        level += 1
+        inner = [list(v.values()) if isinstance(v, Mapping) else v for v in layer if isinstance(v, Mapping | list)]
+        layer = [item for items in inner for item in items]
+    return level

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _LIMIT = 65_536
 _LOOP_MIN_CHARS = 40
@@ -30,6 +31,8 @@ def repeats(text: str, *, at_limit: bool) -> bool:
     three-word sequences are distinct.
     """
     text = text[:_LIMIT]
+    if len(text) < _LOOP_MIN_TIMES * 2:
+        return False
     for match in _LOOP_RE.finditer(text):
         if len(match.group()) >= _LOOP_MIN_CHARS and _WORD_RE.search(match.group(1)):
             return True
@@ -75,6 +78,12 @@ def copies(text: str, prompt: str) -> bool:
     words = _WORD_RE.findall(text[:_LIMIT])
     if len(words) < _COPY_WORDS:
         return False
-    known = _WORD_RE.findall(prompt)
-    runs = {hash(tuple(known[i : i + _COPY_WORDS])) for i in range(len(known) - _COPY_WORDS + 1)}
+    runs = _runs(prompt)
     return any(hash(tuple(words[i : i + _COPY_WORDS])) in runs for i in range(len(words) - _COPY_WORDS + 1))
+
+
+@lru_cache(maxsize=4)
+def _runs(prompt: str) -> frozenset[int]:
+    """Hashes of every run of so many words. Kept, since the replies to one prompt are judged one after the other."""
+    known = _WORD_RE.findall(prompt)
+    return frozenset(hash(tuple(known[i : i + _COPY_WORDS])) for i in range(len(known) - _COPY_WORDS + 1))

@@ -17,10 +17,12 @@ or stuck itself. So those are called a wedge only with evidence against this eng
 that timed out here, or probes to two different peers in a row timed out, or (``bootstrap``) the own registry does not
 answer. While no peer can be reached, no queue that waits for one accuses anybody.
 
-Busy is not stuck: a prefill that computes for minutes moves. Idle is not stuck: nothing waits.
+Busy is not stuck: a prefill that computes for minutes moves. Idle is not stuck: nothing waits. An engine that compiles
+kernels in the midst of its first requests for longer than ``wedgeSeconds`` cannot be told from a stuck one.
 
-Gauges of a real engine can be 30 s old (see ``engine_view``): on metrics alone a stall must last ``gauge_age``, however
-short ``wedgeSeconds`` is; a probe that timed out meanwhile makes ``wedgeSeconds`` enough.
+Gauges of a real engine can be 30 s old where ``/v1/loads`` does not help (see ``engine_view``): on metrics alone a
+stall must last ``gauge_age``, however short ``wedgeSeconds`` is; a probe that timed out meanwhile makes
+``wedgeSeconds`` enough.
 """
 
 from __future__ import annotations

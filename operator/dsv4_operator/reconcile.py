@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from pydantic import ValidationError
-
 from dsv4_operator.api.constants import (
     API_VERSION,
     KIND,
@@ -22,10 +20,10 @@ from dsv4_operator.api.constants import (
     STATUS_FIELD_MANAGER,
     Role,
 )
-from dsv4_operator.api.v1alpha1.conditions import Condition, ConditionType, Reason
+from dsv4_operator.api.v1alpha1.conditions import ConditionType, Reason
 from dsv4_operator.api.v1alpha1.deployment import DSV4Deployment, InvalidSpecError, parse_deployment
 from dsv4_operator.api.v1alpha1.operations import CanarySpec
-from dsv4_operator.api.v1alpha1.status import BlameKind, BlameStatus, DSV4DeploymentStatus
+from dsv4_operator.api.v1alpha1.status import DSV4DeploymentStatus
 from dsv4_operator.desired.children import build_generation_children, build_object_children
 from dsv4_operator.desired.context import DesiredContext, workers_name
 from dsv4_operator.desired.engine_workload import read_fingerprint_inputs
@@ -35,11 +33,11 @@ from dsv4_operator.engine.releases import KNOWN_RELEASES, release_of
 from dsv4_operator.kube.errors import Forbidden, Invalid, KindNotInstalled, NotFound
 from dsv4_operator.kube.kinds import DSV4_DEPLOYMENT, POD
 from dsv4_operator.kube.port import JsonObject, KubeApi
-from dsv4_operator.observe.blame import Charge, find_blame
+from dsv4_operator.observe.blame import blame_by_generation, count_blame
 from dsv4_operator.observe.observation import Fault, Observation
 from dsv4_operator.observe.pods import PodView, view_pod
-from dsv4_operator.observe.reports import CanaryReport
 from dsv4_operator.observe.status import build_status, generation_ready
+from dsv4_operator.observe.transitions import news, previous_conditions
 from dsv4_operator.observe.workloads import WorkloadView, view_workloads
 from dsv4_operator.plan.generations import GenerationPlan, plan_generations
 from dsv4_operator.plan.pruning import ChildKey, child_key, plan_pruning
@@ -319,7 +317,8 @@ class Reconciler:
     ) -> DSV4DeploymentStatus:
         metadata = this.raw["metadata"]
         children, pods = self._live(this.raw)  # what this pass has just written included
-        reports = await self._read_canaries(this, pods)
+        canary = this.deployment.spec.canary if this.deployment is not None else CanarySpec()
+        reports = await self._canaries.read(pods, canary.interval_seconds) if canary.enabled else {}
         seen = Observation(
             name=metadata["name"],
             namespace=metadata["namespace"],
@@ -328,7 +327,7 @@ class Reconciler:
             pods=pods,
             workloads=view_workloads(children),
             reports=reports,
-            blame=self._find_blame(this, pods, reports),
+            blame=blame_by_generation(pods, reports, self._now(), canary.interval_seconds, canary.timeout_seconds),
             plan=plan,
             desired=ctx.fingerprint if ctx is not None else "",
             findings=this.findings,
@@ -337,38 +336,9 @@ class Reconciler:
             router_drift=this.drift,
             cluster_domain=self._config.cluster_domain,
         )
-        self._report_blame(seen)
+        self._metrics.set_blame(seen.namespace, seen.name, count_blame(seen.blame.values()))
         now = self._clock().strftime("%Y-%m-%dT%H:%M:%SZ")
-        return build_status(seen, _previous_conditions(this.raw), now)
-
-    def _report_blame(self, seen: Observation) -> None:
-        charges = [charge for found in seen.blame.values() for charge in found]
-        by_kind = {kind: [charge for charge in charges if charge.kind is kind] for kind in BlameKind}
-        self._metrics.set_blame(
-            seen.namespace,
-            seen.name,
-            pods=len({pod for charge in by_kind[BlameKind.POD] for pod in charge.pods}),
-            links=len(by_kind[BlameKind.LINK]),
-            fabric=bool(by_kind[BlameKind.FABRIC]),
-            suspects=len({pod for charge in by_kind[BlameKind.UNDECIDED] for pod in charge.pods}),
-        )
-
-    async def _read_canaries(self, this: _Pass, pods: list[PodView]) -> dict[str, CanaryReport]:
-        canary = this.deployment.spec.canary if this.deployment is not None else CanarySpec()
-        return await self._canaries.read(pods, canary.interval_seconds) if canary.enabled else {}
-
-    def _find_blame(
-        self, this: _Pass, pods: list[PodView], reports: dict[str, CanaryReport]
-    ) -> dict[str, list[Charge]]:
-        """Charges by fingerprint; generations without any are left out."""
-        canary = this.deployment.spec.canary if this.deployment is not None else CanarySpec()
-        blame = {}
-        for fingerprint in {pod.fingerprint for pod in pods}:
-            mine = [pod for pod in pods if pod.fingerprint == fingerprint]
-            charges = find_blame(mine, reports, self._now(), canary.interval_seconds, canary.timeout_seconds)
-            if charges:
-                blame[fingerprint] = charges
-        return blame
+        return build_status(seen, previous_conditions(this.raw.get("status") or {}), now)
 
     async def _write_status(self, this: _Pass, status: DSV4DeploymentStatus) -> None:
         metadata = this.raw["metadata"]
@@ -381,7 +351,8 @@ class Reconciler:
         dumped = status.model_dump(mode="json", by_alias=True, exclude_none=True)
         if this.raw.get("status") == dumped:
             return
-        self._announce(this, status)
+        for item in news(this.raw.get("status") or {}, status):
+            this.events.add(this.raw, item.event_type, item.reason, item.message, action=item.action)
         body = {
             "apiVersion": API_VERSION,
             "kind": KIND,
@@ -394,24 +365,6 @@ class Reconciler:
             return
         self._cache.put(DSV4_DEPLOYMENT, updated)
 
-    def _announce(self, this: _Pass, status: DSV4DeploymentStatus) -> None:
-        """One event per condition whose status or reason changed, and per new charge.
-
-        A charge that is the whole message of a condition is the same event, and posted once.
-        """
-        before = {c.type: (c.status, c.reason) for c in _previous_conditions(this.raw)}
-        for condition in status.conditions:
-            if before.get(condition.type) == (condition.status, condition.reason) or not _worth_telling(condition):
-                continue
-            warning = _is_bad(condition)
-            this.events.add(
-                this.raw, "Warning" if warning else "Normal", condition.reason, condition.message, action=condition.type
-            )
-        known = _previous_blame(this.raw)
-        for charge in status.blame:
-            if charge.kind is not BlameKind.UNDECIDED and (charge.kind, charge.reason, charge.pods) not in known:
-                this.events.add(this.raw, "Warning", charge.reason, charge.message, action="Blame")
-
 
 def _overridden(this: _Pass) -> set[str]:
     """The rules that would refuse the spec, were they not in its policy.allow."""
@@ -419,31 +372,6 @@ def _overridden(this: _Pass) -> set[str]:
         return set()
     allowed = {entry.rule for entry in this.deployment.spec.policy.allow}
     return {finding.rule for finding in this.findings if finding.action is Action.WARN} & allowed
-
-
-def _worth_telling(condition: Condition) -> bool:
-    told = {ConditionType.READY, ConditionType.CONFIG_VALID, ConditionType.CANARY_PASSING, ConditionType.DEGRADED}
-    quiet = {Reason.NOT_SERVING, Reason.AS_EXPECTED, Reason.CANARY_PENDING, Reason.VALID}
-    return condition.type in told and condition.reason not in quiet
-
-
-def _is_bad(condition: Condition) -> bool:
-    return condition.status == ("True" if condition.type == ConditionType.DEGRADED else "False")
-
-
-def _previous_conditions(raw: JsonObject) -> list[Condition]:
-    try:
-        return [Condition.model_validate(c) for c in (raw.get("status") or {}).get("conditions") or []]
-    except ValidationError:
-        return []
-
-
-def _previous_blame(raw: JsonObject) -> list[tuple[str, str, list[str]]]:
-    try:
-        before = [BlameStatus.model_validate(entry) for entry in (raw.get("status") or {}).get("blame") or []]
-    except ValidationError:
-        return []
-    return [(charge.kind, charge.reason, charge.pods) for charge in before]
 
 
 def _pointed_at(this: _Pass) -> str | None:

@@ -118,12 +118,26 @@ CONCLUSIVE = {"pass", "fail"}
 
 
 def line(found: Samples) -> str:
-    """Conclusive probes and corruption-class failures by cache tier, for the log of a test."""
+    """Wrong and all conclusive probes by cache tier, and how many wrong ones are corruption by themselves; for logs."""
     parts = []
     for tier in TIERS:
         asked = total(found, "dsv4_canary_probes_total", outcome=CONCLUSIVE, cache=tier)
-        parts.append(f"{tier} {corrupted(found, tier):.0f}/{asked:.0f}")
+        parts.append(f"{tier} {wrong(found, tier):.0f}/{asked:.0f} ({corrupted(found, tier):.0f} of class corruption)")
     return "  ".join(parts)
+
+
+def wrong(found: Samples, tier: str) -> float:
+    """Probes of a tier that failed."""
+    return total(found, "dsv4_canary_probes_total", outcome="fail", cache=tier)
+
+
+def findings(found: Samples) -> dict[str, float]:
+    """Failures by signature, severity and tier, for the log of a test."""
+    return {
+        " ".join(value for _, value in pairs): count
+        for (metric, pairs), count in found.items()
+        if metric == "dsv4_canary_failures_total" and count
+    }
 
 
 def corrupted(found: Samples, tier: str) -> float:
@@ -139,12 +153,14 @@ class UserLoad:
 
     The prompts are more than the pool holds, so each is evicted before it is asked again. The same body goes to both
     halves, as the router does it; it is not sent through the router, which has no workers when a canary has taken
-    them out. ``counts``: replies by (tier of the prefix, kind).
+    them out. ``pause``: seconds between two calls of a worker. ``counts``: replies by (tier of the prefix, kind).
     """
 
-    def __init__(self, prefills: list[Pod], decodes: list[Pod], *, workers: int = 2, prompts: int = 8) -> None:
+    def __init__(
+        self, prefills: list[Pod], decodes: list[Pod], *, workers: int = 2, prompts: int = 8, pause: float = 0.0
+    ) -> None:
         self._pairs = [(p, d) for p in prefills for d in decodes]
-        self._workers, self._prompts = workers, prompts
+        self._workers, self._prompts, self._pause = workers, prompts, pause
         self._words = {number: self._text(number) for number in range(prompts)}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
@@ -188,6 +204,7 @@ class UserLoad:
             except (aiohttp.ClientError, TimeoutError, ValueError, KeyError):
                 self.counts["-", "error"] += 1
                 await asyncio.sleep(0.2)
+            await asyncio.sleep(self._pause)
             turn += self._workers
 
     async def _ask(self, client: aiohttp.ClientSession, prefill: Pod, decode: Pod, turn: int) -> tuple[str, str]:

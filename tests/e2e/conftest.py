@@ -20,7 +20,13 @@ CRD = ROOT / "crds" / "serving.dsv4.dev_dsv4deployments.yaml"
 def install_crd(cluster: LocalCluster) -> LocalCluster:
     """Apply the CRD and wait until it serves."""
     cluster.kubectl("apply", "--server-side", "-f", str(CRD))
-    cluster.kubectl("wait", "--for=condition=Established", "crd/dsv4deployments.serving.dsv4.dev", "--timeout=30s")
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/dsv4deployments.serving.dsv4.dev"
+
+    def established() -> bool:
+        conditions = (cluster.api.get(path).get("status") or {}).get("conditions") or []
+        return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+    wait_for("the CRD to be established", established, 60)
     return cluster
 
 

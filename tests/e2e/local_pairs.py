@@ -102,7 +102,7 @@ class LocalPair:
         ports = {"engine": self.engine[role], "sidecar": self.sidecar[role], "bootstrap": self.bootstrap}
         return {
             "metadata": {
-                "name": f"{self.folder.name}-{role}",
+                "name": f"{self.folder.parent.name}-{self.folder.name}-{role}",
                 "labels": {"serving.dsv4.dev/role": role},
             },
             "status": {"podIP": "127.0.0.1"},

@@ -172,6 +172,29 @@ def test_refused_spec_creates_nothing_and_a_good_one_beside_it_converges(
     assert api_world.children("bad") == {}
 
 
+def test_bf16_makes_a_generation_with_the_guard_and_other_releases_are_refused(
+    api_world: World, operator: OperatorProcess
+) -> None:
+    api_world.create(deployment("pair"))
+    api_world.wait_ready("pair")
+    before = api_world.get("pair")["status"]["fingerprint"]
+    api_world.patch("pair", {"indexK": {"dtype": "BF16"}})
+    api_world.wait("the switch", lambda: api_world.get("pair")["status"]["fingerprint"] not in ("", before))
+    fingerprint = api_world.get("pair")["status"]["fingerprint"]
+    for role in ("prefill", "decode"):
+        pod = api_world.child("Deployment", f"pair-{fingerprint}-{role}")["spec"]["template"]["spec"]
+        env = {v["name"]: v.get("value") for c in (*pod["containers"], *pod["initContainers"]) for v in c["env"]}
+        assert (env["SGLANG_PLUGINS"], env["DSV4_INDEX_K_DTYPE"]) == ("dsv4_guard", "bf16")
+        assert env["DSV4_CANARY_REQUIRE_GUARD"] == "bf16"
+    findings = api_world.get("pair")["status"]["findings"]
+    assert [f["action"] for f in findings if f["rule"] == "guard-required"] == ["Set"]
+    api_world.patch("pair", {"engine": {"image": "registry.example.com/sglang-dsv4:0.5.22"}})
+    config = api_world.wait(
+        "the refusal", lambda: (c := api_world.condition("pair", "ConfigValid"))["status"] == "False" and c
+    )
+    assert "[bf16-release]" in config["message"]
+
+
 def test_owned_flag_in_extra_args_is_refused_by_name(api_world: World, operator: OperatorProcess) -> None:
     # Flags that may differ by role are beyond the schema's rule; policy knows them, abbreviated too.
     api_world.create(deployment("sly", engine={"extraArgs": ["--mem-fraction-stat", "0.9"]}))

@@ -1,9 +1,9 @@
 """Three prefills and two decodes on the real node, one thing broken at a time: who is taken out, and what status says.
 
 "Within two intervals" is counted in the canary's own probes where a probe finds the fault: the sidecar of the broken
-pod tests one peer per interval, so two intervals are one conclusive probe with each of two decodes. Each such probe
-may be repeated at once, which is why a few more are allowed. Kubelet asks for readiness every few seconds and the
-operator needs a pass; both are in the deadlines, which are generous and only there to end a test that hangs.
+pod tests one peer per interval, after a failure every third of one, so two intervals are at most six probes. Kubelet
+asks for readiness every few seconds and the operator needs a pass; both are in the deadlines, which are generous and
+only there to end a test that hangs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from canary_lab import Pod, added, alerts, by_name, has, ready_code, report, samples, total
+from canary_lab import Pod, added, alerts, by_name, findings, has, ready_code, report, samples, total
 from operator_process import free_port
 from world import World, deployment, engine_url, http_status, is_ready, switch
 
@@ -48,7 +48,11 @@ def pool(module_world: World) -> World:
 
 @pytest.fixture
 def healthy(pool: World) -> Iterator[World]:
-    """The pool with all five pods in the router, before and after the test."""
+    """The pool with all five pods in the router, before and after the test.
+
+    Each test breaks pods of its own, since a canary is wary of an engine that has just failed. The busy one comes
+    first: the others leave prefixes behind that were damaged when their drift was first read.
+    """
     everybody_serves(pool)
     try:
         yield pool
@@ -106,34 +110,42 @@ def two_more_rounds(world: World, pods: list[Pod]) -> None:
     world.wait("two more rounds", lambda: all(conclusive(pod) >= before[name(pod)] + 2 for pod in pods), timeout=90)
 
 
-def test_exactly_the_bad_prefill_leaves_the_router(healthy: World) -> None:
+def test_busy_is_no_wedge_no_corruption_and_no_alert(healthy: World, tmp_path: Any) -> None:
+    """One prefill computes for 30 s, /health 503: six intervals, seven time-outs, three times ``wedgeSeconds``."""
     world = healthy
-    bad, *others = world.pods("pair", "prefill")
-    decodes = world.pods("pair", "decode")
-    before = conclusive(bad)
-    switch(bad, bad_pod="compute")
-    world.wait("its canary to withdraw", lambda: ready_code(bad) != 200, timeout=2 * INTERVAL + SLACK)
-    probes = conclusive(bad) - before
-    world.wait("it to leave the router", lambda: uid(bad) not in members(world), timeout=SLACK)
-    print(f"\nout after {probes:.0f} conclusive probes of its own canary")
-    assert probes <= 6, "two intervals, each with at most two retries at once"
-    sound = {uid(pod) for pod in (*others, *decodes)}
-    assert members(world) == sound
-    two_more_rounds(world, [*others, *decodes])
-    assert members(world) == sound, "nobody else may follow it"
-    assert all(is_ready(pod) for pod in engines(world) if uid(pod) in sound)
-    assert http_status(f"{engine_url(bad)}/health") == 200
-    for _ in range(10):
-        assert world.chat_tool_call("pair") == ORDER
-    (charge,) = world.wait("one charge", lambda: len(found := blame(world)) == 1 and found, timeout=SLACK)
-    assert (charge["kind"], charge["pods"]) == ("Pod", [name(bad)])
-    assert name(bad) in charge["message"]
-    assert world.condition("pair", "CanaryPassing")["status"] == "False"
+    busy = world.pods("pair", "prefill")[2]
+    before, counts = by_name(engines(world)), restarts(world)
+    with alerts(tmp_path / "prometheus", free_port(), world, "pair", PRODUCT_INTERVAL / INTERVAL) as watch:
+        world.wait("scrapes", lambda: watch.query("dsv4_pod:canary_ready:max"), timeout=30)
+        switch(busy, busy_seconds=30)
+        seen: dict[str, float] = {"wedged": 0, "verdict": 0, "red": 0}
+
+        def over() -> bool:
+            for pod in engines(world):
+                found = samples(pod)
+                seen["wedged"] = max(seen["wedged"], total(found, "dsv4_engine_wedged"))
+                seen["verdict"] = max(seen["verdict"], total(found, "dsv4_canary_corruption_verdict"))
+            red = http_status(f"{engine_url(busy)}/health") == 503
+            seen["red"] += red
+            return bool(seen["red"]) and not red
+
+        world.wait("the long prefill to end", over, timeout=90)
+        everybody_serves(world)
+        ever = watch.ever()
+    found = added(engines(world), before)
+    timeouts = total(found, "dsv4_canary_failures_total", signature="timeout")
+    print(f"\nseen while busy: {seen}; timeouts {timeouts:.0f}; alerts: {sorted(ever)}; {findings(found)}")
+    assert (seen["wedged"], seen["verdict"]) == (0, 0)
+    assert has(found, "dsv4_canary_probes_total")
+    assert total(found, "dsv4_canary_failures_total", severity="corruption") == 0
+    assert ever == set()
+    assert restarts(world) == counts
+    assert not any(charge["reason"] in ("EngineWedged", "Corruption") for charge in blame(world))
 
 
 def test_a_bad_link_is_named_and_takes_nobody_out(healthy: World) -> None:
     world = healthy
-    (prefill, *_), (decode, _) = world.pods("pair", "prefill"), world.pods("pair", "decode")
+    prefill, decode = world.pods("pair", "prefill")[1], world.pods("pair", "decode")[1]
     switch(prefill, bad_link=decode["status"]["podIP"])
 
     def named() -> dict[str, Any] | None:
@@ -146,7 +158,7 @@ def test_a_bad_link_is_named_and_takes_nobody_out(healthy: World) -> None:
     everybody = set(map(uid, engines(world)))
     two_more_rounds(world, engines(world))
     assert [c["kind"] for c in blame(world)] == ["Link"]
-    assert members(world) == everybody
+    assert members(world) == everybody, [report(pod) for pod in engines(world) if uid(pod) not in members(world)]
     assert all(is_ready(pod) for pod in engines(world))
     degraded = world.condition("pair", "Degraded")
     assert (degraded["status"], degraded["reason"]) == ("True", "BadLink")
@@ -181,34 +193,26 @@ def test_a_wedged_decode_is_out_within_two_intervals_and_no_prefill_is_blamed(he
         assert world.chat_tool_call("pair") == ORDER
 
 
-def test_busy_is_no_wedge_no_corruption_and_no_alert(healthy: World, tmp_path: Any) -> None:
-    """One prefill computes for 30 s, /health 503: six intervals, seven time-outs, three times ``wedgeSeconds``."""
+def test_exactly_the_bad_prefill_leaves_the_router(healthy: World) -> None:
     world = healthy
-    busy = world.pods("pair", "prefill")[0]
-    before, counts = by_name(engines(world)), restarts(world)
-    with alerts(tmp_path / "prometheus", free_port(), world, "pair", PRODUCT_INTERVAL / INTERVAL) as watch:
-        world.wait("scrapes", lambda: watch.query("dsv4_pod:canary_ready:max"), timeout=30)
-        switch(busy, busy_seconds=30)
-        seen: dict[str, float] = {"wedged": 0, "verdict": 0, "red": 0}
-
-        def over() -> bool:
-            for pod in engines(world):
-                found = samples(pod)
-                seen["wedged"] = max(seen["wedged"], total(found, "dsv4_engine_wedged"))
-                seen["verdict"] = max(seen["verdict"], total(found, "dsv4_canary_corruption_verdict"))
-            red = http_status(f"{engine_url(busy)}/health") == 503
-            seen["red"] += red
-            return bool(seen["red"]) and not red
-
-        world.wait("the long prefill to end", over, timeout=90)
-        everybody_serves(world)
-        ever = watch.ever()
-    found = added(engines(world), before)
-    timeouts = total(found, "dsv4_canary_failures_total", signature="timeout")
-    print(f"\nseen while busy: {seen}; timeouts {timeouts:.0f}; alerts: {sorted(ever)}")
-    assert (seen["wedged"], seen["verdict"]) == (0, 0)
-    assert has(found, "dsv4_canary_probes_total")
-    assert total(found, "dsv4_canary_failures_total", severity="corruption") == 0
-    assert ever == set()
-    assert restarts(world) == counts
-    assert not any(charge["reason"] in ("EngineWedged", "Corruption") for charge in blame(world))
+    bad, *others = world.pods("pair", "prefill")
+    decodes = world.pods("pair", "decode")
+    before = conclusive(bad)
+    switch(bad, bad_pod="compute")
+    world.wait("its canary to withdraw", lambda: ready_code(bad) != 200, timeout=2 * INTERVAL + SLACK)
+    probes = conclusive(bad) - before
+    world.wait("it to leave the router", lambda: uid(bad) not in members(world), timeout=SLACK)
+    print(f"\nout after {probes:.0f} conclusive probes of its own canary")
+    assert probes <= 6, "two intervals of hurried probes"
+    sound = {uid(pod) for pod in (*others, *decodes)}
+    assert members(world) == sound
+    two_more_rounds(world, [*others, *decodes])
+    assert members(world) == sound, "nobody else may follow it"
+    assert all(is_ready(pod) for pod in engines(world) if uid(pod) in sound)
+    assert http_status(f"{engine_url(bad)}/health") == 200
+    for _ in range(10):
+        assert world.chat_tool_call("pair") == ORDER
+    (charge,) = world.wait("one charge", lambda: len(found := blame(world)) == 1 and found, timeout=SLACK)
+    assert (charge["kind"], charge["pods"]) == ("Pod", [name(bad)])
+    assert name(bad) in charge["message"]
+    assert world.condition("pair", "CanaryPassing")["status"] == "False"

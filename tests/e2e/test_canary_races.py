@@ -1,9 +1,10 @@
 """The incident on the real node: an ungated index-K in bf16 behind HiCache, under load, found by the canary.
 
 One pair with a slow copier, so that the windows are large beside a busy machine's jitter: index-K of a reloaded prefix
-of 13 to 20 pages comes 53 to 82 ms (bf16) or 27 to 42 ms (fp8) after its KV, and an ungated early send reads it 48 ms
-after. The gate is the only difference between the first two arms, one field of the object between the others. Nothing
-is drawn at random; what is counted are the canary's own probes.
+of 13 to 20 pages comes 71 to 109 ms (bf16) or 37 to 56 ms (fp8) after its KV, and an ungated forward reads it after 60
+(the operator turns the early send off, so pages leave after the forward). The gate is the only difference between the
+first two arms, one field of the object between the others. Nothing is drawn at random; what is counted are the canary's
+own probes, and beside them the calls of the users who make the load.
 """
 
 from __future__ import annotations
@@ -14,9 +15,24 @@ from typing import Any
 
 import pytest
 
-from canary_lab import Alerts, Samples, UserLoad, added, alerts, by_name, corrupted, line, report, total
+from canary_lab import (
+    Alerts,
+    Pod,
+    Samples,
+    UserLoad,
+    added,
+    alerts,
+    by_name,
+    corrupted,
+    line,
+    ready_code,
+    report,
+    samples,
+    total,
+    wrong,
+)
 from operator_process import free_port
-from world import World, deployment, switch
+from world import World, deployment, engine_url, switch
 
 pytestmark = pytest.mark.node
 
@@ -28,9 +44,8 @@ ENV = {
 PREFILL = {
     "DSV4_SIM_POOL_PAGES": "40",
     "DSV4_SIM_HOST_POOL_PAGES": "2048",
-    "DSV4_SIM_HOST_BANDWIDTH_MBPS": "4",
-    "DSV4_SIM_TRANSFER_POST_MS": "48",
-    "DSV4_SIM_LAYER_MS": "24",
+    "DSV4_SIM_HOST_BANDWIDTH_MBPS": "3",
+    "DSV4_SIM_LAYER_MS": "60",
 }
 ASKED = 12
 """Conclusive probes of the host tier that an arm waits for."""
@@ -48,8 +63,17 @@ class Lab:
     watch: Alerts
 
     @property
-    def engines(self) -> list[dict[str, Any]]:
-        return [*self.world.pods("pair", "prefill"), *self.world.pods("pair", "decode")]
+    def engines(self) -> list[Pod]:
+        return [*self.world.serving("pair", "prefill"), *self.world.serving("pair", "decode")]
+
+    def prefill_is_accused(self) -> bool:
+        """The alert fires for the pod whose host tier it is."""
+        return any(labels["role"] == "prefill" for labels in self.watch.firing("DSV4Corruption"))
+
+    def live(self) -> Samples:
+        """What the plugin in decode counted of the users' tool calls."""
+        (decode,) = self.world.serving("pair", "decode")
+        return samples(decode, engine_url(decode))
 
     def arm(self, *, index_k: str, hicache: bool, gate: str) -> None:
         """Make the object so, wait for it, and set the gate."""
@@ -65,7 +89,7 @@ class Lab:
         """Load until the canaries have ``asked`` conclusive probes of a tier (and ``until`` holds); what they found."""
         engines = self.engines
         before = by_name(engines)
-        with UserLoad(self.world.pods("pair", "prefill"), self.world.pods("pair", "decode")) as users:
+        with UserLoad(self.world.serving("pair", "prefill"), self.world.serving("pair", "decode")) as users:
 
             def enough() -> Samples | None:
                 found = added(engines, before)
@@ -108,19 +132,29 @@ def gated(lab: Lab) -> Samples:
 def ungated(lab: Lab, gated: Samples) -> Samples:
     """After the gated arm, so that the corruption of this one is not in its window."""
     lab.arm(index_k="BF16", hicache=True, gate="off")
-    return lab.under_load(
-        "bf16, HiCache, gate off", "host", ASKED, until=lambda: lab.watch.firing("DSV4Corruption"), timeout=180
-    )
+    return lab.under_load("bf16, HiCache, gate off", "host", ASKED, until=lab.prefill_is_accused, timeout=180)
 
 
 def test_gated_bf16_under_load_has_no_corruption(lab: Lab, gated: Samples) -> None:
-    assert [corrupted(gated, tier) for tier in ("cold", "device", "host", "unknown")] == [0, 0, 0, 0]
+    assert [wrong(gated, tier) for tier in ("cold", "device", "host", "unknown")] == [0, 0, 0, 0]
 
 
 def test_ungated_bf16_corrupts_reloaded_prefixes_only_and_the_alert_fires(lab: Lab, ungated: Samples) -> None:
     assert corrupted(ungated, "host") > 0
+    assert wrong(ungated, "host") > 0
     assert total(ungated, "dsv4_canary_probes_total", outcome="pass", cache="cold") > 0
-    assert [corrupted(ungated, tier) for tier in ("cold", "device")] == [0, 0]
+    assert [wrong(ungated, tier) for tier in ("cold", "device")] == [0, 0]
+    damaged = {"leaked", "loop", "invalid_json", "unknown_tool", "schema"}
+    live = {t: total(lab.live(), "dsv4_guard_tool_calls_total", outcome=damaged, cache=t) for t in ("cold", "host")}
+    print(f"    damaged calls of live traffic, by the plugin: {live}")
+    assert live["host"] > 0
+    assert live["cold"] == 0
+    (prefill,) = lab.world.serving("pair", "prefill")
+    assert ready_code(prefill) == 503
+    accused = {
+        pod for c in lab.world.get("pair")["status"]["blame"] if c["reason"] == "Corruption" for pod in c["pods"]
+    }
+    assert prefill["metadata"]["name"] in accused
     firing = lab.watch.firing("DSV4Corruption")
     print(f"    DSV4Corruption fires for: {sorted(labels['pod'] for labels in firing)}")
     names = {pod["metadata"]["name"] for pod in lab.engines}
@@ -135,12 +169,12 @@ def test_ungated_bf16_corrupts_reloaded_prefixes_only_and_the_alert_fires(lab: L
 def test_ungated_fp8_is_hit_far_less(lab: Lab, ungated: Samples) -> None:
     lab.arm(index_k="FP8", hicache=True, gate="off")
     found = lab.under_load("fp8, HiCache, gate off", "host", ASKED)
-    assert corrupted(found, "host") * 3 <= corrupted(ungated, "host")
-    assert corrupted(found, "cold") == 0
+    assert wrong(found, "host") * 3 <= wrong(ungated, "host")
+    assert [wrong(found, tier) for tier in ("cold", "device")] == [0, 0]
 
 
 def test_without_hicache_nothing_is_corrupted(lab: Lab) -> None:
     lab.arm(index_k="BF16", hicache=False, gate="off")
     found = lab.under_load("bf16, no HiCache, gate off", "cold", ASKED)
     assert total(found, "dsv4_canary_probes_total", outcome={"pass", "fail"}, cache="host") == 0
-    assert [corrupted(found, tier) for tier in ("cold", "device", "host", "unknown")] == [0, 0, 0, 0]
+    assert [wrong(found, tier) for tier in ("cold", "device", "host", "unknown")] == [0, 0, 0, 0]

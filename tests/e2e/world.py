@@ -113,6 +113,11 @@ class World:
             and "deletionTimestamp" not in pod["metadata"]
         ]
 
+    def serving(self, name: str, role: str) -> list[dict[str, Any]]:
+        """`pods` of the generation that serves; the one before may still drain."""
+        label, fingerprint = "serving.dsv4.dev/fingerprint", self.get(name)["status"]["fingerprint"]
+        return [pod for pod in self.pods(name, role) if pod["metadata"]["labels"][label] == fingerprint]
+
     def workers(self, name: str, fingerprint: str) -> list[dict[str, Any]]:
         """The published worker list of a generation."""
         config_map = self.child("ConfigMap", f"{name}-{fingerprint}-workers")

@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -19,10 +19,46 @@ _MODULES: Final = {
     "plan": "plan",
     "explain": "explain",
     "import": "importer.command",
+    "classify": "classify",
+    "canary": "canary",
 }
 _EPILOG: Final = (
     "Exit codes: 0 fine, 1 refused, 2 unreadable input or wrong usage. -o json is documented in docs/dsv4ctl.md."
 )
+
+
+_CANARY_EPILOG: Final = """\
+Sends about ten requests a round, each with a prompt of --prompt-tokens, one after the other. Nothing is changed on the
+engines, but their caches hold the prompts afterwards.
+
+  echo    a tool call with given values, behind a new prompt, whole and streamed
+  repeat  the same prompt again, from a cache
+  twin    two calls at once behind one old prompt
+  parity  the same prompt whole and streamed
+  quiet   tools are offered, and a plain sentence is asked for
+  drift   the same token ids again, compared by logprobs (engines only, not routers)
+
+An API key is read from $DSV4CTL_API_KEY, or from the variable that --api-key-env names.
+
+examples:
+  dsv4ctl canary --prefill http://10.1.0.5:30000 --decode http://10.1.0.9:30000
+  dsv4ctl canary --endpoint https://llm.example.com --rounds 5
+  dsv4ctl canary --prefill http://localhost:30000 --decode http://localhost:30010 --bootstrap-host 10.1.0.5 \\
+      --probes echo,repeat -o json
+
+Exit codes: 0 all probes came back right, 1 some failed, 2 nobody to ask, nothing proved, or wrong usage."""
+_CLASSIFY_EPILOG: Final = """\
+The expectation is one JSON or YAML object:
+  {"mode": "call", "tool": "probe_echo", "arguments": {"token": "zk-41-quartz-ramp", "n": 7}, "toolChoice": "auto",
+   "nonces": ["secrets of other requests"], "prompt": "the long text that was sent"}
+mode is call (one call of tool with exactly these arguments), none (tools offered, no call wanted) or text.
+
+examples:
+  dsv4ctl classify --reply reply.json --expect expect.json
+  curl -sN ... | dsv4ctl classify --reply - --expect expect.json -o json
+  dsv4ctl classify --reply stream.jsonl --whole reply.json --expect expect.json
+
+Exit codes: 0 clean, 1 signatures found, 2 unreadable input or wrong usage. Signatures: docs/signatures.md."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -43,7 +79,8 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
 
     parser = _Parser(
         prog=prog,
-        description="Looks at DSV4Deployments without a cluster: what the operator makes of them, and what it refuses.",
+        description="Looks at DSV4Deployments without a cluster: what the operator makes of them, and what it refuses. "
+        "Asks engines, on any cluster or none, whether tool calls come back right.",
         epilog=_EPILOG,
         allow_abbrev=False,
     )
@@ -81,12 +118,22 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     _output(explain, ("text", "json"), "for people, or for programs [default text]")
 
     _import(_command(commands, "import", "Make a DSV4Deployment of the launch commands that you already run."))
+    _canary(
+        _command(commands, "canary", "Ask a pair or an endpoint whether tool calls come back right.", _CANARY_EPILOG)
+    )
+    _classify(_command(commands, "classify", "Say what is wrong with a reply to a tool call.", _CLASSIFY_EPILOG))
     return parser
 
 
-def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+def _command(commands: Any, name: str, text: str, epilog: str = _EPILOG) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=text, epilog=_EPILOG, allow_abbrev=False
+        name,
+        help=text,
+        description=text,
+        epilog=epilog,
+        allow_abbrev=False,
+        # Examples keep their lines.
+        formatter_class=argparse.HelpFormatter if epilog is _EPILOG else argparse.RawDescriptionHelpFormatter,
     )
     return command
 
@@ -117,6 +164,73 @@ def _images(parser: argparse.ArgumentParser, *, assume: bool = True) -> None:
 def variable(image: str) -> str:
     """The environment variable with the default of an image."""
     return f"DSV4CTL_{image.upper()}_IMAGE"
+
+
+def _canary(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--endpoint", metavar="URL", help="a router, a Service, or an engine that is no half of a pair")
+    parser.add_argument("--prefill", metavar="URL", help="prefill of a pair")
+    parser.add_argument("--decode", metavar="URL", help="decode of a pair")
+    parser.add_argument(
+        "--bootstrap-host",
+        metavar="HOST",
+        help="the prefill's address as decode reaches it [default: that of --prefill]",
+    )
+    parser.add_argument(
+        "--bootstrap-port", type=_number(1, 65535), default=8998, metavar="PORT", help="its registry [default 8998]"
+    )
+    parser.add_argument("--model", metavar="NAME", help="name to ask for [default: the one that /v1/models lists]")
+    parser.add_argument("--probes", metavar="LIST", help="echo,repeat,twin,parity,quiet,drift or some [default all]")
+    parser.add_argument(
+        "--rounds", type=_number(1, 1000), default=1, metavar="N", help="how often to run the set [default 1]"
+    )
+    parser.add_argument(
+        "--prompt-tokens",
+        type=_number(1, 1_000_000),
+        default=2600,
+        metavar="N",
+        help="least length of a prompt; up to 2,048 damaged index keys cannot show [default 2600]",
+    )
+    parser.add_argument(
+        "--timeout", type=_number(1, 3600), default=60, metavar="S", help="seconds for one request [default 60]"
+    )
+    parser.add_argument(
+        "--ranks",
+        type=_number(1, 1024),
+        default=1,
+        metavar="N",
+        help="data-parallel ranks of prefill to visit [default 1]",
+    )
+    parser.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the API key")
+    _output(parser, ("text", "json"), "for people, or for programs [default text]")
+
+
+def _number(least: int, most: int) -> Callable[[str], int]:
+    """Reads a whole number within bounds."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
+        return value
+
+    return read
+
+
+def _classify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--reply",
+        required=True,
+        metavar="FILE",
+        help="a chat completion as JSON, or the chunks of a streamed one as JSON lines or data: lines; - is stdin",
+    )
+    parser.add_argument("--expect", required=True, metavar="FILE", help="what the right reply is; - is stdin")
+    parser.add_argument(
+        "--whole", metavar="FILE", help="a reply to the same request that was not streamed, to compare (S30)"
+    )
+    _output(parser, ("text", "json"), "for people, or for programs [default text]")
 
 
 def _import(parser: argparse.ArgumentParser) -> None:

@@ -17,6 +17,18 @@ COLOURS: Final = {
     "Set": "cyan",
     "NewGeneration": "bold yellow",
     "InPlace": "cyan",
+    "corruption": "bold red",
+    "contract": "yellow",
+    "budget": "cyan",
+    "transport": "red",
+    "pass": "green",
+    "fail": "bold red",
+    "nothing": "yellow",
+    "busy": "yellow",
+    "loading": "yellow",
+    "unreachable": "yellow",
+    "engine": "yellow",
+    "unusable": "dim",
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from dsv4_operator.api.constants import BOOTSTRAP_PORT, CANARY_PORT, CONTAINER_CANARY, ENGINE_PORT, Role
 from dsv4_operator.desired.context import DesiredContext
+from dsv4_operator.engine.guard import REQUIRE_ENV, guarded_index_k
 
 SETTINGS_KEY = "canary.json"
 SETTINGS_MOUNT = "/etc/dsv4-canary"
@@ -43,7 +44,7 @@ def build_canary_container(ctx: DesiredContext, role: Role) -> dict[str, Any]:
     No startup probe: after a kubelet restart `started` can be forgotten or invented (kubernetes #142305, #141155).
     """
     peer_service = f"{ctx.generation_name(role.peer.value)}.{ctx.namespace}.svc.{ctx.cluster_domain}"
-    env = [
+    env: list[dict[str, Any]] = [
         {"name": "DSV4_CANARY_CONFIG", "value": f"{SETTINGS_MOUNT}/{SETTINGS_KEY}"},
         {"name": "DSV4_CANARY_ROLE", "value": role.value},
         {"name": "DSV4_CANARY_LISTEN_PORT", "value": str(CANARY_PORT[role])},
@@ -64,6 +65,9 @@ def build_canary_container(ctx: DesiredContext, role: Role) -> dict[str, Any]:
             )
         ),
     ]
+    index_k = guarded_index_k(ctx.spec, ctx.release)
+    if index_k is not None:
+        env.append({"name": REQUIRE_ENV, "value": index_k})
     port = CANARY_PORT[role]
     return {
         "name": CONTAINER_CANARY,

@@ -21,6 +21,7 @@ from dsv4_operator.api.v1alpha1.engine import (
 )
 from dsv4_operator.api.v1alpha1.roles import NetworkSpec, RoleSpec
 from dsv4_operator.api.v1alpha1.spec import DSV4DeploymentSpec, OverlapSchedule
+from dsv4_operator.engine.guard import INDEX_K_ENV, PLUGIN, guarded_index_k
 from dsv4_operator.engine.parallelism import tensor_size
 from dsv4_operator.engine.releases import DEFAULT_RELEASE, Release
 from dsv4_operator.engine.rendered import (
@@ -31,6 +32,7 @@ from dsv4_operator.engine.rendered import (
     EARLY_SEND,
     FP4_INDEXER,
     OVERLAP_UNSAFE,
+    PLUGINS,
     RETRACTION_BACKUP,
     UNIFIED_RADIX_TREE,
     renders,
@@ -239,6 +241,9 @@ def _environment(spec: DSV4DeploymentSpec, release: Release, role: Role) -> list
         owned.append(EnvEntry(UNIFIED_RADIX_TREE.name, "1"))
     if role is Role.DECODE and renders(DEFERRED_RELEASE, release):
         owned.append(EnvEntry(DEFERRED_RELEASE.name, "1"))
+    index_k = guarded_index_k(spec, release)
+    if index_k is not None:
+        owned += [EnvEntry(PLUGINS.name, PLUGIN), EnvEntry(INDEX_K_ENV, index_k)]
     # What the operator owns wins over the user's, and the role's over the engine's; policy names what was shadowed.
     users = {v.name: EnvEntry(v.name, v.value, secret=v.secret_key_ref) for v in (*spec.engine.env, *role_spec.env)}
     merged = {entry.name: entry for entry in owned}

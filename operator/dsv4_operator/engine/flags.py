@@ -101,6 +101,7 @@ OWNED_ENV: Final[dict[str, str]] = {
     "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE": "nothing: pages reused after an abort corrupt",
     "SGLANG_ENABLE_UNIFIED_RADIX_TREE": "nothing: it is set where V4's HiCache needs it",
     "SGLANG_PLUGINS": "spec.indexK.dtype and spec.network.checksum",
+    "DSV4_INDEX_K_DTYPE": "spec.indexK.dtype",
     "UCX_TLS": "spec.network.ucxTransports",
     "UCX_NET_DEVICES": "spec.network.devices",
     "HF_TOKEN": "spec.model.source.huggingFace.tokenSecretRef",

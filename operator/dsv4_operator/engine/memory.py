@@ -63,6 +63,9 @@ def host_pool_estimate(spec: DSV4DeploymentSpec, release: Release, role: Role) -
 
     Weights are split over the ranks, so a rank of a smaller tensor size has a smaller device pool than the observed
     one; such sizes give None instead of a figure that is too high.
+
+    The index-K format does not change the sum: the device pool is what the GPU has left, and with BF16 fewer tokens
+    fit into the same bytes, on the device as in host pools (`kv_bytes_per_token` says how many).
     """
     del release  # the sum is the same in all known releases
     if not spec.hi_cache.enabled or role is not Role.PREFILL:

@@ -115,6 +115,11 @@ DEFERRED_RELEASE: Final = Rendered(
     ReleaseRange.of("0.5.19"),
 )
 HOST_IP: Final = Rendered("SGLANG_HOST_IP", "the address that peers connect to", _DISAGG)
+PLUGINS: Final = Rendered(
+    "SGLANG_PLUGINS",
+    "dsv4_guard, where BF16 index-K or the KV checksum need the guard: the list of plugins that may load",
+    "sglang/srt/plugins/__init__.py",
+)
 NIXL_BACKEND: Final = Rendered("SGLANG_DISAGGREGATION_NIXL_BACKEND", "spec.network.backend", _ENVIRON)
 
 RENDERED_FLAGS: Final[dict[str, Rendered]] = {
@@ -133,9 +138,9 @@ RENDERED_FLAGS: Final[dict[str, Rendered]] = {
     },
 }
 RENDERED_ENV: Final[dict[str, Rendered]] = {
-    entry.name: entry for entry in (HOST_IP, NIXL_BACKEND, UNIFIED_RADIX_TREE, EARLY_SEND, DEFERRED_RELEASE)
+    entry.name: entry for entry in (HOST_IP, NIXL_BACKEND, UNIFIED_RADIX_TREE, EARLY_SEND, DEFERRED_RELEASE, PLUGINS)
 }
-"""SGLang's own variables; POD_NAME, POD_IP, UCX_TLS and HF_TOKEN are read by others."""
+"""SGLang's own variables; POD_NAME, POD_IP, UCX_TLS, HF_TOKEN and DSV4_INDEX_K_DTYPE are read by others."""
 
 OVERLAP_UNSAFE: Final = ReleaseRange.of(None, "0.5.15")
 """Auto turns the overlapped scheduler off: ordering hole with early send in 0.5.15, no barrier at all in 0.5.12, and

@@ -29,6 +29,8 @@ from dsv4_operator.observe.reports import CanaryReport, PeerReport
 
 _ENOUGH_FAILURES: Final = 2
 """Failures in a row, both views together, before a pair counts as failing: one odd reply accuses nobody."""
+_SLOWEST_TURN: Final = 60.0
+"""A sidecar's budget of tokens may stretch short intervals; until it gets round to a peer, its last word stands."""
 _SHARED: Final = "the network between them, or something else that they share, is the cause"
 
 Pair = tuple[str, str]
@@ -51,6 +53,32 @@ class Charge:
     reason: Reason
     pods: tuple[str, ...]
     message: str
+
+
+def blame_by_generation(
+    pods: Sequence[PodView], reports: Mapping[str, CanaryReport], now: float, interval: float, timeout: float
+) -> dict[str, list[Charge]]:
+    """`find_blame` of each generation, by fingerprint; generations without any charge are left out."""
+    found = {
+        fingerprint: find_blame([p for p in pods if p.fingerprint == fingerprint], reports, now, interval, timeout)
+        for fingerprint in {pod.fingerprint for pod in pods}
+    }
+    return {fingerprint: charges for fingerprint, charges in found.items() if charges}
+
+
+def count_blame(found: Iterable[Sequence[Charge]]) -> dict[str, int]:
+    """Culprit pods, links, fabric (1 or 0) and suspects over all generations, for metrics."""
+    charges = [charge for generation in found for charge in generation]
+
+    def pods(kind: BlameKind) -> int:
+        return len({pod for charge in charges if charge.kind is kind for pod in charge.pods})
+
+    return {
+        "pods": pods(BlameKind.POD),
+        "links": sum(charge.kind is BlameKind.LINK for charge in charges),
+        "fabric": int(any(charge.kind is BlameKind.FABRIC for charge in charges)),
+        "suspects": pods(BlameKind.UNDECIDED),
+    }
 
 
 def find_blame(
@@ -88,8 +116,8 @@ def read_matrix(
         report = reports.get(pod.uid)
         if report is None or not report.reachable:
             continue
-        # A sidecar tests one peer per interval, in rotation; twice around without news is too old.
-        oldest = now - 2 * interval * max(1, len(report.peers)) - timeout
+        # A sidecar tests one peer at a time, in rotation; twice around without news is too old.
+        oldest = now - max(2 * interval, _SLOWEST_TURN) * max(1, len(report.peers)) - timeout
         for peer in report.peers:
             other = by_address.get((pod.role.peer, peer.address))
             if other is None or peer.outcome not in ("Pass", "Fail") or peer.last_probe_time < oldest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsv4_operator.api.v1alpha1.engine import HiCacheSpec, IndexKDtype
+from dsv4_operator.api.v1alpha1.engine import HiCacheSpec
 from dsv4_operator.api.v1alpha1.operations import CanarySpec, RecoverySpec, RolloutSpec
 from dsv4_operator.api.v1alpha1.roles import ComputeDomainMode
 from dsv4_operator.policy.finding import Action, Remark, Rule
@@ -16,12 +16,6 @@ _BLIND_TOKENS = 2048
 
 def _not_built(subject: Subject) -> Iterator[Remark]:
     spec = subject.spec
-    if spec.index_k.dtype is IndexKDtype.BF16:
-        yield (
-            "spec.indexK.dtype",
-            "BF16 index-K needs the gated image's run-time marker, which this operator cannot check yet; "
-            "use FP8 or FP4",
-        )
     if spec.network.compute_domain.mode is not ComputeDomainMode.NONE:
         yield "spec.network.computeDomain.mode", "ComputeDomains are not created or joined yet; use None"
     if spec.rollout.soak is not None:
@@ -33,7 +27,6 @@ def _not_built(subject: Subject) -> Iterator[Remark]:
 
 def _without_effect(subject: Subject) -> Iterator[Remark]:
     spec = subject.spec
-    defaults = CanarySpec()
     if spec.recovery != RecoverySpec():
         yield (
             "spec.recovery",
@@ -46,9 +39,8 @@ def _without_effect(subject: Subject) -> Iterator[Remark]:
             "not acted on yet: a failing canary takes the pod out of the router, whatever the cause; "
             "turn hiCache off by hand when reloaded prefixes are the cause",
         )
-    for field, path in (("wedge_seconds", "wedgeSeconds"), ("minimum_available", "minimumAvailable")):
-        if getattr(spec.canary, field) != getattr(defaults, field):
-            yield f"spec.canary.{path}", "not acted on yet, whatever its value; leave it out"
+    if spec.canary.minimum_available != CanarySpec().minimum_available:
+        yield "spec.canary.minimumAvailable", "not acted on yet, whatever its value; leave it out"
     if spec.rollout.auto_rollback != RolloutSpec().auto_rollback:
         yield (
             "spec.rollout.autoRollback",

@@ -11,10 +11,6 @@ from dsv4_operator.engine.releases import ReleaseRange
 from dsv4_operator.policy.finding import Action, Remark, Rule
 from dsv4_operator.policy.subject import Subject
 
-BF16_RELEASES: Final = ReleaseRange.of("0.5.23", None)
-"""Releases whose functions the plugin for BF16 index-K replaces; another release needs another plugin."""
-_WITHOUT_BF16: Final = ReleaseRange.of(None, "0.5.22")
-
 SHARED_FLAGS: Final = (
     # how KV is laid out or computed
     "--dtype",
@@ -131,15 +127,6 @@ def _fp4_accuracy(subject: Subject) -> Iterator[Remark]:
         )
 
 
-def _bf16_release(subject: Subject) -> Iterator[Remark]:
-    if subject.spec.index_k.dtype is IndexKDtype.BF16:
-        yield (
-            "spec.indexK.dtype",
-            f"BF16 index keys need a plugin that replaces functions as they stand in SGLang {BF16_RELEASES}, and "
-            f"{subject.known} has others; use such a release, or FP8",
-        )
-
-
 def _attention_backend(subject: Subject) -> Iterator[Remark]:
     for argument in subject.uses("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend"):
         if argument.value != "dsv4":
@@ -209,20 +196,6 @@ RULES = (
             "bytes of FP8."
         ),
         check=_fp4_accuracy,
-    ),
-    Rule(
-        id="bf16-release",
-        action=Action.REFUSE,
-        title="Releases that the BF16 plugin supports",
-        source="sglang 0.5.23 srt/mem_cache (DeepSeekV4IndexerPool)",
-        releases=_WITHOUT_BF16,
-        explanation=(
-            "BF16 index keys need another pool, store kernel, query and logits than upstream has. The plugin replaces "
-            "those by name, and a name that a release does not have is only logged by SGLang: the engine would run "
-            "unpatched."
-        ),
-        check=_bf16_release,
-        allowable=False,
     ),
     Rule(
         id="attention-backend-ignored",

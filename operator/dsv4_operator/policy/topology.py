@@ -11,7 +11,7 @@ from dsv4_operator.policy.finding import Action, Remark, Rule
 from dsv4_operator.policy.quantities import as_bytes
 from dsv4_operator.policy.subject import Subject
 
-_PREFILL_CP = (
+PREFILL_CP = (
     "--enable-prefill-cp",
     "--enable-nsa-prefill-context-parallel",
     "--enable-dsa-prefill-context-parallel",
@@ -62,7 +62,7 @@ def _sm120(subject: Subject) -> Iterator[Remark]:
 
 def _prefill_cp(subject: Subject) -> Iterator[Remark]:
     for role, spec in subject.roles():
-        argument = subject.argument(role, *_PREFILL_CP)
+        argument = subject.argument(role, *PREFILL_CP)
         if argument is None or (role == "decode" and argument.scope == "engine"):
             continue
         experts = _value(subject, role, "--moe-a2a-backend", "none")
@@ -88,7 +88,7 @@ def _value(subject: Subject, role: str, flag: str, default: str) -> str:
 
 
 def _context_parallel_quality(subject: Subject) -> Iterator[Remark]:
-    for argument in subject.uses(*_PREFILL_CP, "--attn-cp-size", "--dcp-size"):
+    for argument in subject.uses(*PREFILL_CP, "--attn-cp-size", "--dcp-size"):
         yield (
             argument.path,
             f"{argument.name} splits the context over ranks: V4 gave nonsense under it on an early release, and it "

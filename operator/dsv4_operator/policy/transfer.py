@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from dsv4_operator.engine.releases import Release, ReleaseRange
 from dsv4_operator.engine.rendered import EARLY_SEND
-from dsv4_operator.policy.claims import CHECKSUM_FLAG
 from dsv4_operator.policy.finding import Action, Remark, Rule
 from dsv4_operator.policy.subject import Subject
 
@@ -72,17 +71,6 @@ def _read_done(subject: Subject) -> Iterator[Remark]:
                 f"{_READ_DONE} lets the next batch start before the forward has ended, and NIXL does not wait for the "
                 "forward either, so what is sent may be unfinished; remove it",
             )
-
-
-def _checksum(subject: Subject) -> Iterator[Remark]:
-    why = (
-        "the KV checksum asserts at the first real request of V4 in upstream images, which list no state rows for it, "
-        "and an image that mends it cannot be recognised yet"
-    )
-    if subject.spec.network.checksum:
-        yield "spec.network.checksum", f"{why}; use false"
-    for argument in subject.uses(CHECKSUM_FLAG):
-        yield argument.path, f"{CHECKSUM_FLAG}: {why}; remove it"
 
 
 RULES = (
@@ -176,19 +164,5 @@ RULES = (
             "HiCache's barrier does not cover it up to 0.5.22."
         ),
         check=_read_done,
-    ),
-    Rule(
-        id="kv-checksum",
-        action=Action.REFUSE,
-        title="KV checksum on V4",
-        source="sglang 0.5.23 srt/disaggregation/checksum.py (state_indices_for_request)",
-        explanation=(
-            "The checksum (0.5.21 and later) would be the best witness of a broken transfer. But V4 registers state "
-            "buffers, the helper that lists their rows returns nothing for it, and the checksum asserts on that in the "
-            "scheduler at the first real request; health checks do not reach that code. A gated image could mend it, "
-            "which the operator cannot verify yet."
-        ),
-        check=_checksum,
-        allowable=False,
     ),
 )

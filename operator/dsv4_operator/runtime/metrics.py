@@ -236,9 +236,8 @@ class OperatorMetrics:
         """How many workers differ between the workers file and the routers' own lists."""
         self._of(namespace, name).router_drift = differences
 
-    def set_blame(self, namespace: str, name: str, *, pods: int, links: int, fabric: bool, suspects: int) -> None:
-        """What failing canaries are put down to; all zero while nothing fails."""
-        counts = {"pods": pods, "links": links, "fabric": int(fabric), "suspects": suspects}
+    def set_blame(self, namespace: str, name: str, counts: Mapping[str, int]) -> None:
+        """What failing canaries are put down to: pods, links, fabric, suspects; what is not named counts 0."""
         self._of(namespace, name).blamed = counts
 
     def drop_object(self, namespace: str, name: str) -> None:

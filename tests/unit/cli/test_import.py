@@ -182,6 +182,7 @@ VARIABLES = {
     "SGLANG_DISAGGREGATION_NIXL_BACKEND": ("LIBFABRIC", "import-changed"),
     "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": ("1", "import-changed"),
     "SGLANG_PLUGINS": ("x", "import-changed"),
+    "DSV4_INDEX_K_DTYPE": ("fp16", "import-unsupported"),
     "UCX_TLS": ("^ib", "import-unsupported"),
     "SOME_DIR": ("<path>", "import-placeholder"),
     "NOT-A-NAME": ("1", "import-value"),

@@ -324,3 +324,22 @@ def test_only_the_leader_has_a_canary_and_ports() -> None:
     assert container["args"] == leader["spec"]["containers"][0]["args"]
     assert "canary-settings" not in {volume["name"] for volume in worker["spec"]["volumes"]}
     assert "serving.dsv4.dev/role" not in worker["metadata"]["labels"], "Services must not meet workers"
+
+
+# -- the guard
+
+
+@pytest.mark.parametrize("role", BOTH)
+@pytest.mark.parametrize(
+    ("patch", "index_k"),
+    [({"indexK": {"dtype": "BF16"}}, "bf16"), ({"network": {"checksum": True}}, "fp8"), ({}, None)],
+)
+def test_the_sidecar_waits_for_the_guard_where_it_is_needed(
+    patch: dict[str, Any], index_k: str | None, role: Role
+) -> None:
+    environment = {entry["name"]: entry.get("value") for entry in canary(patch, role)["env"]}
+    assert environment.get("DSV4_CANARY_REQUIRE_GUARD") == index_k
+
+
+def test_index_k_makes_another_generation() -> None:
+    assert context({"indexK": {"dtype": "BF16"}}).fingerprint != context().fingerprint

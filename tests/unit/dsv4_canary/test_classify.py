@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dsv4_canary.classify import classify
+from dsv4_canary.classify import classify, classify_pair
 from dsv4_canary.expect import Expectation
 from dsv4_canary.model import Mode, Severity
 from dsv4_canary.probes import echo_probe, filler
@@ -106,6 +107,97 @@ def test_examples_cover_the_catalogue() -> None:
     assert covered == set(CATALOGUE) - {"S30", "S31", "S32"}
 
 
+def test_streamed_and_whole_differ() -> None:
+    right, wrong = reply(arguments=RIGHT), reply(arguments=RIGHT.replace("quartz", "qartz"))
+    assert classify_pair(right, right, EXPECTED).signatures == ()
+    assert classify_pair(right, wrong, EXPECTED).signatures == ("S15", "S30")
+    assert classify_pair(wrong, wrong, EXPECTED).signatures == ("S15",)
+    assert classify_pair(right, reply(), EXPECTED).signatures == ("S9", "S30")
+    # Even where any call would do.
+    free = Expectation(mode="none")
+    assert classify_pair(right, wrong, free).signatures == ("S30", "S32")
+    assert classify_pair(right, wrong, EXPECTED).excerpt
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (BLOCK, ("V4",)),
+        (BLOCK.replace("tool_calls", "function_calls"), ("V3.2",)),
+        (
+            BLOCK.replace("tool_calls", " calls")
+            .replace("｜DSML｜invoke", "｜DSML｜ invoke")
+            .replace("｜DSML｜parameter", "｜DSML｜ parameter"),
+            ("V4.1",),
+        ),
+        ("<‖DSML‖function_calls>", ("V3.2",)),
+        ("<||DSML|| calls>", ("V4.1",)),
+        ("<｜DSML｜tool_calls><｜DSML｜ invoke name=", ("V4", "V4.1")),
+        ('<｜DSML｜invoke name="f">', ()),
+        ("plain", ()),
+    ],
+)
+def test_dialects_are_told_apart(text: str, found: tuple[str, ...]) -> None:
+    result = classify(reply(text), EXPECTED)
+    assert result.dialects == found
+    assert ("S6" in result.signatures) is (found not in ((), ("V4",)))
+
+
+@pytest.mark.parametrize(
+    ("content", "signature"),
+    [
+        ("DSML｜tool_calls>", "S4"),
+        ("<DSML｜tool_calls>", "S4"),
+        ("<｜DSL｜tool_calls>", "S5"),
+        ('invoke name="probe_echo">', "S5"),
+        ('parameter name="n" string="false">7', "S5"),
+        ('<tool_calls>\n<invoke name="probe_echo">', "S7"),
+        ("Calling it. <｜", "S2"),
+        ('Calling it. <"', "S2"),
+    ],
+)
+def test_pieces_of_markup_beside_a_right_call(content: str, signature: str) -> None:
+    assert classify(reply(content, RIGHT), EXPECTED).signatures == (signature,)
+
+
+@pytest.mark.parametrize(
+    "content", ["I will invoke the tool.", "x < 3 -> y > 2", "The parameter n is 7.", "token | n", "名前｜値", "<3"]
+)
+def test_prose_beside_a_right_call_is_clean(content: str) -> None:
+    assert classify(reply(content, RIGHT), EXPECTED).signatures == ()
+
+
+def test_repetition_is_not_scored_where_the_model_itself_repeats() -> None:
+    looped = {"content": "ramp " * 200, "finish_reason": "length"}
+    assert "S25" in classify(reply(**looped, prompt_tokens=80_000), EXPECTED).signatures
+    assert "S25" not in classify(reply(**looped, prompt_tokens=100_000), EXPECTED).signatures
+
+
+@pytest.mark.parametrize(
+    ("wanted", "got", "signature"),
+    [
+        ({"a": [1, 2]}, {"a": [1, 3]}, "S15"),
+        ({"a": [1]}, {"a": [True]}, "S15"),
+        ({"a": {"b": 1}}, {"a": {"b": 1.0}}, "S15"),
+        ({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}, "S15"),
+        ({"a": 2.0}, {"a": 2}, ""),
+        ({"a": 2.0}, {"a": 3}, "S14"),
+        ({"a": None}, {"a": ""}, "S14"),
+        ({"a": "ramp"}, {"a": ""}, "S16"),
+        ({"a": "zk-ramp"}, {"a": "zk-ram"}, "S15"),
+    ],
+)
+def test_values_are_compared_as_json(wanted: dict[str, Any], got: dict[str, Any], signature: str) -> None:
+    expected = Expectation(tool="f", arguments=wanted)
+    found = classify(reply(arguments=json.dumps(got), name="f"), expected).signatures
+    assert found == ((signature,) if signature else ())
+
+
+def test_call_without_arguments() -> None:
+    for text in ("{}", "", " "):
+        assert classify(reply(arguments=text, name="f"), Expectation(tool="f")).signatures == ()
+
+
 @pytest.mark.parametrize(
     ("damaged", "severity"),
     [
@@ -138,6 +230,42 @@ def test_right_reply_is_clean_in_every_form() -> None:
             assert result.signatures == ()
             assert result.excerpt == ""
             assert not result.failed
+
+
+ODD_TEXTS = st.text() | st.sampled_from(
+    [
+        "a" * 400,
+        "\ufffd",
+        "\x07",
+        "â€™",
+        "<｜DSML｜tool_calls>",
+        "</think>",
+        "<｜User｜>",
+        "12中34",
+        FILLER,
+        "ab-12-copper-heron",
+    ]
+)
+ODD_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | ODD_TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(ODD_TEXTS, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(ODD_TEXTS, ODD_VALUES, max_size=4), st.booleans(), st.lists(st.integers(1, 9), max_size=40))
+def test_right_reply_is_clean_however_odd_its_arguments(
+    arguments: dict[str, Any], escaped: bool, cut: list[int]
+) -> None:
+    """Markup, loops, broken characters and copies of the prompt are fine in values that were asked for."""
+    expected = replace(EXPECTED, arguments=arguments)
+    text = json.dumps(arguments, ensure_ascii=escaped)
+    assert classify(reply("", text, completion_tokens=60), expected).signatures == ()
+    chunks, rest = [_piece(0, "", "probe_echo")], text
+    for size in [*cut, len(text)]:
+        chunks.append(_piece(0, rest[:size]))
+        rest = rest[size:]
+    assert classify(join_chunks([*chunks, _chunk({}, "tool_calls")]), expected).signatures == ()
 
 
 @given(seed=st.integers(0, 2**32), cut=st.lists(st.integers(1, 9), max_size=40))
@@ -261,13 +389,17 @@ def test_random_bytes_never_crash() -> None:
         b"\xff",
         b"\xed\xa0\x80",
     ]
-    for _ in range(5_000):
+    readers = (
+        parse_completion,
+        parse_stream,
+        lambda data: Reply(content=data.decode("utf-8", "surrogateescape"), reasoning=data.decode("latin-1")),
+        lambda data: reply("", data.decode("utf-8", "replace"), "probe_echo"),
+    )
+    for number in range(100_000):
         data = b"".join(
-            rng.choice(alphabet) if rng.random() < 0.7 else rng.randbytes(3) for _ in range(rng.randrange(40))
+            rng.choice(alphabet) if rng.random() < 0.7 else rng.randbytes(3) for _ in range(rng.randrange(14))
         )
-        classify(parse_completion(data), EXPECTED)
-        classify(parse_stream(data), EXPECTED)
-        classify(Reply(content=data.decode("utf-8", "surrogateescape"), reasoning=data.decode("latin-1")), EXPECTED)
+        assert classify(readers[number % 4](data), EXPECTED).failed
 
 
 @pytest.mark.parametrize(
@@ -287,6 +419,18 @@ def test_excerpt_masks_foreign_words_and_keeps_the_probe() -> None:
         assert word not in result.excerpt
     assert "zk-41-qartz-ramp" in result.excerpt
     assert '"n":7' in result.excerpt
+
+
+WORDS = st.text(st.sampled_from("bcdfghjklmwxyäж"), min_size=6, max_size=12)
+
+
+@given(st.lists(WORDS, min_size=1, max_size=30), st.sampled_from((" ", ", ", "\n", '": "', "/")))
+def test_excerpt_never_shows_a_foreign_word(words: list[str], between: str) -> None:
+    """Whatever the reply holds, in text, reasoning or arguments, a word that is not the probe's is masked."""
+    text = between.join(words)
+    shown = classify(reply(text, json.dumps({"token": text, "n": 7}), reasoning=text), EXPECTED).excerpt
+    assert shown
+    assert not any(word in shown for word in words)
 
 
 @given(st.text(max_size=2000), st.text(max_size=2000))
@@ -361,8 +505,20 @@ def test_expectation_file() -> None:
         ({"tool": 3}, "tool"),
         ({"tool": "t", "arguments": [1]}, "arguments"),
         ({"tool": "t", "nonces": "x"}, "nonces"),
+        ({"tool": "t", "toolChoice": 1}, "toolChoice"),
+        ({"tool": "t", "prompt": ["x"]}, "prompt"),
     ],
 )
 def test_wrong_expectation_names_the_field(raw: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} = "):
         Expectation.from_json(raw)
+
+
+def test_expectation_with_an_unknown_or_deep_field() -> None:
+    with pytest.raises(ValueError, match=r"^argument: no field .* arguments,"):
+        Expectation.from_json({"tool": "t", "argument": {}})
+    deep: Any = {}
+    for _ in range(60):
+        deep = {"a": [deep]}
+    with pytest.raises(ValueError, match="nested deeper than 50"):
+        Expectation.from_json({"tool": "t", "arguments": deep})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import pytest
@@ -11,7 +12,16 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4_canary.engine_view import EngineSample, answered, parse_metrics, progressed, read_engine, restarted, ticked
+from dsv4_canary.engine_view import (
+    EngineSample,
+    answered,
+    parse_metrics,
+    progressed,
+    read_engine,
+    restarted,
+    ticked,
+    with_loads,
+)
 
 DECODE = """\
 # HELP sglang:num_running_reqs The number of running requests.
@@ -105,6 +115,59 @@ def test_any_text_is_read(text: str) -> None:
     parse_metrics("sglang:num_running_reqs" + text)
 
 
+# Current queue lengths.
+
+
+def loads(mode: str, running: float = 0, **queues: float) -> dict[str, Any]:
+    """An answer of ``/v1/loads`` as SGLang 0.5.23 gives it (``load_snapshot.py``), of two ranks."""
+    section = {"mode": mode, "kv_transfer_speed_gb_s": 0.0, "kv_transfer_latency_ms": 0.0} | queues
+    rank = {"timestamp": 1.0, "num_running_reqs": running, "num_waiting_reqs": 9, "token_usage": 0.1}
+    ranks = [{"dp_rank": number, **rank, "disaggregation": section} for number in (0, 1)]
+    return {"timestamp": "2026-01-01T00:00:00+00:00", "version": "0.5.23", "loads": ranks}
+
+
+def test_current_queues_replace_old_gauges() -> None:
+    """A decode whose gauges show what ran long ago, while requests wait for a slow prefill."""
+    old = parse_metrics(DECODE, 5.0)
+    new = with_loads(old, loads("decode", 0, decode_prealloc_queue_reqs=0, decode_transfer_queue_reqs=3))
+    assert (old.running, new.running) == (5, 0)
+    assert (new.decode_prealloc, new.decode_transfer, new.queued) == (0, 6, 0)
+    assert new.prefill_inflight is None
+    assert new.live
+    assert new.decode_tokens == old.decode_tokens
+
+
+def test_running_requests_of_a_prefill_are_in_its_gauge_alone() -> None:
+    text = "sglang:num_running_reqs 1\nsglang:num_prefill_inflight_queue_reqs 0\n"
+    new = with_loads(parse_metrics(text), loads("prefill", 0, prefill_inflight_queue_reqs=2))
+    assert (new.running, new.prefill_inflight) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    "answer", [None, 404, [], {}, {"loads": None}, {"loads": []}, {"loads": [7]}, {"detail": "Not Found"}]
+)
+def test_without_current_queues_the_gauges_stay(answer: object) -> None:
+    sample = parse_metrics(DECODE, 5.0)
+    assert with_loads(sample, answer) is sample
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["loads", "num_running_reqs", "disaggregation", "mode", "decode_transfer_queue_reqs"]),
+                inner,
+            )
+        ),
+    )
+)
+def test_any_answer_about_queues_is_read(answer: object) -> None:
+    with_loads(parse_metrics(DECODE), answer)
+    with_loads(parse_metrics(DECODE), {"loads": [answer]})
+
+
 # Progress.
 
 
@@ -146,26 +209,32 @@ def test_restart_is_seen() -> None:
 
 
 @pytest.fixture
-async def serve() -> AsyncIterator[tuple[str, list[web.Response]]]:
+async def serve() -> AsyncIterator[tuple[str, list[web.Response], list[web.Response]]]:
+    """A server with the given answers: (URL, those of /metrics, those of /v1/loads, without which it is 404)."""
     answers: list[web.Response] = []
+    queues: list[web.Response] = []
+
+    async def current(_request: web.Request) -> web.Response:
+        return queues.pop(0) if queues else web.Response(status=404)
 
     async def metrics(_request: web.Request) -> web.Response:
         return answers.pop(0)
 
     app = web.Application()
     app.router.add_get("/metrics", metrics)
+    app.router.add_get("/v1/loads", current)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     assert site._server is not None
     port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
-    yield f"http://127.0.0.1:{port}", answers
+    yield f"http://127.0.0.1:{port}", answers, queues
     await runner.cleanup()
 
 
-async def test_read_engine(serve: tuple[str, list[web.Response]]) -> None:
-    url, answers = serve
+async def test_read_engine(serve: tuple[str, list[web.Response], list[web.Response]]) -> None:
+    url, answers, queues = serve
     many = "".join(f'sglang:x_bucket{{le="{i}"}} {i}\n' for i in range(30_000))
     answers.append(web.Response(text=many + DECODE + "sglang:num_prefill_inflight_queue_reqs 6"))
     answers.append(web.Response(status=503))
@@ -177,4 +246,9 @@ async def test_read_engine(serve: tuple[str, list[web.Response]]) -> None:
         assert found.time <= asyncio.get_running_loop().time()
         assert await read_engine(session, url) is None
         assert await read_engine(session, url) is None
+        queues.append(web.json_response(loads("decode", 1, decode_transfer_queue_reqs=2)))
+        answers.append(web.Response(text=DECODE))
+        found = await read_engine(session, url)
+        assert found is not None
+        assert (found.running, found.decode_transfer, found.live) == (2, 4, True)
         assert await read_engine(session, "http://127.0.0.1:1") is None

@@ -13,7 +13,7 @@ from dsv4_operator.api.v1alpha1 import DSV4DeploymentSpec, parse_deployment
 from dsv4_operator.api.v1alpha1.arguments import OWNED_VARIABLES
 from dsv4_operator.engine.command import EnvEntry, render_command, ucx_transports
 from dsv4_operator.engine.flags import OWNED_ENV, OWNED_FLAGS, owned_flag
-from dsv4_operator.engine.releases import DEFAULT_RELEASE
+from dsv4_operator.engine.releases import DEFAULT_RELEASE, KNOWN_RELEASES
 from dsv4_operator.engine.wheel import env_names, releases_with_env
 
 RELEASE = str(DEFAULT_RELEASE)
@@ -247,6 +247,28 @@ def test_environment_by_default(role: Role) -> None:
     assert env(None, role) == common | {own.name: own}
 
 
+@pytest.mark.parametrize("role", BOTH)
+@pytest.mark.parametrize(
+    ("patch", "release", "index_k"),
+    [
+        ({}, "0.5.23", None),
+        ({"indexK": {"dtype": "FP4"}}, "0.5.23", None),
+        ({"indexK": {"dtype": "BF16"}}, "0.5.23", "bf16"),
+        ({"indexK": {"dtype": "BF16"}}, "0.5.17", "bf16"),
+        ({"network": {"checksum": True}}, "0.5.23", "fp8"),
+        ({"network": {"checksum": True}}, "0.5.17", None),
+        ({"network": {"checksum": True}, "indexK": {"dtype": "BF16"}}, "0.5.23", "bf16"),
+    ],
+)
+def test_the_guard_where_it_is_needed(patch: dict[str, Any], release: str, index_k: str | None, role: Role) -> None:
+    entries = {e.name: e.value for e in render_command(spec_of(patch), KNOWN_RELEASES[release], role).env}
+    wanted = {} if index_k is None else {"SGLANG_PLUGINS": "dsv4_guard", "DSV4_INDEX_K_DTYPE": index_k}
+    assert {name: value for name, value in entries.items() if name in OWNED_BY_GUARD} == wanted
+
+
+OWNED_BY_GUARD = ("SGLANG_PLUGINS", "DSV4_INDEX_K_DTYPE")
+
+
 def test_environment_of_the_user() -> None:
     patch = {
         "engine": {"env": [{"name": "A", "value": "engine"}, {"name": "B", "value": ""}]},
@@ -377,14 +399,18 @@ def test_unique_abbreviations_of_owned_flags_are_owned() -> None:
                     assert found.name == flag.name, name[:end]
 
 
-EXTERNAL = {"UCX_TLS", "UCX_NET_DEVICES", "HF_TOKEN", "HOST_IP", "POD_NAME", "POD_IP"}
+EXTERNAL = {"UCX_TLS", "UCX_NET_DEVICES", "HF_TOKEN", "HOST_IP", "POD_NAME", "POD_IP", "DSV4_INDEX_K_DTYPE"}
 """Read by other software of the image, or (HOST_IP, POD_*) without SGLang's prefix; the rest is in the wheels' data."""
 
 
 def test_variables_exist() -> None:
     rendered = {
         entry.name
-        for patch in (None, {"model": {"source": {"huggingFace": {"tokenSecretRef": {"name": "n", "key": "k"}}}}})
+        for patch in (
+            None,
+            {"model": {"source": {"huggingFace": {"tokenSecretRef": {"name": "n", "key": "k"}}}}},
+            {"indexK": {"dtype": "BF16"}},
+        )
         for role in BOTH
         for entry in env(patch, role).values()
     }

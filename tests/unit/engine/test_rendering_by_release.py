@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -248,7 +249,8 @@ def test_a_release_is_part_of_the_fingerprint(spec: DSV4DeploymentSpec, known: R
 @pytest.mark.parametrize("known", EVERY, ids=str)
 def test_everything_rendered_is_in_the_table_of_reasons(known: Release) -> None:
     every = {"hiCache": {"enabled": True}, "indexK": {"dtype": "FP4"}, "network": {"checksum": True}} | DP | DSPARK
-    for role in map(Role, ENGINE_ROLES):
+    for role, dtype in product(map(Role, ENGINE_ROLES), ("FP4", "BF16")):
+        every["indexK"] = {"dtype": dtype}
         command = render_command(spec_of(every), known, role)
         names = {word for word in command.argv if word.startswith("--")}
         assert names <= RENDERED_FLAGS.keys()

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from dsv4_operator.api.constants import Role
 from dsv4_operator.api.v1alpha1.conditions import Reason
 from dsv4_operator.api.v1alpha1.status import BlameKind
-from dsv4_operator.observe.blame import Cell, Charge, find_blame, judge_matrix, read_matrix
+from dsv4_operator.observe.blame import (
+    Cell,
+    Charge,
+    blame_by_generation,
+    count_blame,
+    find_blame,
+    judge_matrix,
+    read_matrix,
+)
 from dsv4_operator.observe.pods import PodView
 from dsv4_operator.observe.reports import CanaryReport, PeerReport, read_report, unreachable
 
@@ -219,7 +227,10 @@ FAILS, PASSES = {("p1", "d1"): True}, {("p1", "d1"): False}
             id="a sidecar that does not count is believed",
         ),
         pytest.param(
-            {"p1": says(peer("d1", "Fail")), "d1": says(peer("p1", lastProbeTime=BEFORE - 1))},
+            {
+                "p1": says(peer("d1", "Fail", lastSuccessTime=AFTER - 20)),
+                "d1": says(peer("p1", lastProbeTime=AFTER - 30)),
+            },
             FAILS,
             id="the other end's pass is older than the failures",
         ),
@@ -267,6 +278,11 @@ def test_when_failing_began_is_read_from_the_history() -> None:
     assert seen.failing_since == 400.0, "nothing tells: not before the failure that is known"
 
 
+def test_a_short_interval_makes_nothing_stale_that_a_budget_may_hold_back() -> None:
+    report = {"uid-p1": says(peer("d1", "Fail", lastProbeTime=NOW - 60))}
+    assert read_matrix(PODS, report, NOW, interval=2.0, timeout=1.0)
+
+
 def test_pods_of_one_host_are_told_apart_by_role() -> None:
     host = [pod("p1", ip="10.1.1.1"), pod("d1", ip="10.1.1.1")]
     reports = {"p1": says(peer("d1", "Fail", address="10.1.1.1")), "d1": says(peer("p1", "Fail", address="10.1.1.1"))}
@@ -277,6 +293,20 @@ def test_a_pod_that_leaves_is_no_part_of_the_matrix() -> None:
     leaving = [replace(p, delete_requested_at=1.0) if p.name == "d1" else p for p in PODS]
     reports = {"uid-p1": says(peer("d1", "Fail"))}
     assert find_blame(leaving, reports, NOW, INTERVAL, TIMEOUT) == []
+
+
+def test_generations_are_apart_and_counted_together() -> None:
+    old = [replace(p, fingerprint="1", uid=f"old-{p.uid}") for p in PODS]
+    one_bad = {"p1": says(peer("d1", "Fail"), peer("d2", "Fail")), "p2": says(peer("d1"), peer("d2"))}
+    reports = {f"uid-{name}": report for name, report in one_bad.items()}
+    reports |= {"old-uid-p1": says(peer("d1", "Fail"), peer("d2")), "old-uid-p2": says(peer("d1"), peer("d2"))}
+    found = blame_by_generation([*PODS, *old], reports, NOW, INTERVAL, TIMEOUT)
+    assert {fp: charged(charges) for fp, charges in found.items()} == {
+        "0": [(POD, ("p1",))],
+        "1": [(LINK, ("p1", "d1"))],
+    }
+    assert count_blame(found.values()) == {"pods": 1, "links": 1, "fabric": 0, "suspects": 0}
+    assert blame_by_generation(PODS, {}, NOW, INTERVAL, TIMEOUT) == {}
 
 
 # -- the words

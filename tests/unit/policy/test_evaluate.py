@@ -37,6 +37,7 @@ def test_nothing_but_the_standing_rule_speaks_of_a_plain_spec() -> None:
 
 
 SAID = {
+    "bf16": {"early-send", "guard-required"},
     "hicache": {"early-send"},
     "single-node-8gpu": {"early-send"},
     "speculative": {"early-send"},
@@ -149,9 +150,31 @@ def test_an_allowance_reaches_its_own_rule_alone() -> None:
     assert [f.rule for f in refusals(found)] == ["kv-checksum"]
 
 
+def test_the_checksum_is_taken_where_the_guard_mends_it() -> None:
+    taken = {
+        release
+        for release in KNOWN_RELEASES
+        if not any(
+            f.rule == "kv-checksum"
+            for f in evaluate(spec_of({"network": {"checksum": True}}), Images(f"s:{release}", "c:1", "r:1"))
+        )
+    }
+    assert taken == {"0.5.23"}
+
+
+@pytest.mark.parametrize("release", ["0.5.17", "0.5.23"])
+def test_bf16_is_taken_on_the_releases_of_the_guard(release: str) -> None:
+    patch = {"indexK": {"dtype": "BF16"}, "hiCache": {"enabled": True}} | allowing("nixl-minimum-release")
+    found = evaluate(spec_of(patch), Images(f"sglang-dsv4:{release}", "canary:1", "router:1"))
+    assert refusals(found) == []
+    assert "guard-required" in {f.rule for f in found}
+
+
 ALLOWABLE = {
+    "bf16-model",
     "dummy-weights",
     "duplicate-flag",
+    "guard-unchecked",
     "hicache-deadlock",
     "hicache-fp4-speculation",
     "hicache-memory",
@@ -182,7 +205,8 @@ def test_what_cannot_be_allowed_is_said(rule: str) -> None:
 
 
 def test_an_allowance_of_what_cannot_start_changes_nothing() -> None:
-    found = evaluate(spec_of({"network": {"checksum": True}} | allowing("kv-checksum")), IMAGES)
+    images = Images("sglang:0.5.22", "canary:1", "router:1")
+    found = evaluate(spec_of({"network": {"checksum": True}} | allowing("kv-checksum")), images)
     assert {f.rule for f in refusals(found)} == {"kv-checksum", "unknown-allowance"}
 
 

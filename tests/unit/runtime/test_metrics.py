@@ -49,7 +49,7 @@ def test_object_series_follow_the_last_report() -> None:
     metrics.set_policy_allowed("ns", "a", ["r9"])
     metrics.set_generations("ns", "a", 2)
     metrics.set_router_drift("ns", "a", 3)
-    metrics.set_blame("ns", "a", pods=1, links=2, fabric=True, suspects=0)
+    metrics.set_blame("ns", "a", {"pods": 1, "links": 2, "fabric": 1})
     found = samples(metrics)
     of_a = {"namespace": "ns", "name": "a"}
     conditions = [key for key in found if key[0] == "dsv4_operator_condition"]

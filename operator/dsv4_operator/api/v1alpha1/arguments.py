@@ -114,6 +114,7 @@ OWNED_VARIABLES: Final[dict[str, str]] = {
     "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "",
     "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE": "",
     "SGLANG_PLUGINS": "spec.indexK.dtype",
+    "DSV4_INDEX_K_DTYPE": "spec.indexK.dtype",
     "HF_TOKEN": "spec.model.source.huggingFace.tokenSecretRef",
     "SGLANG_HOST_IP": "",
     "HOST_IP": "",

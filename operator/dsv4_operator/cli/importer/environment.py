@@ -6,10 +6,12 @@ import re
 from typing import Final
 
 from dsv4_operator.api.v1alpha1.arguments import OWNED_VARIABLES
+from dsv4_operator.api.v1alpha1.engine import IndexKDtype
 from dsv4_operator.cli.importer.draft import RoleDraft, devices
 from dsv4_operator.cli.importer.launch import FlagUse, Launch
 from dsv4_operator.cli.importer.rendered import rendered_env
 from dsv4_operator.engine.flags import OWNED_ENV
+from dsv4_operator.engine.guard import PLUGIN
 from dsv4_operator.engine.wheel import env_table, releases_with_env
 from dsv4_operator.policy.strictness import TEST_VARIABLE_PREFIXES, TEST_VARIABLES
 
@@ -73,10 +75,21 @@ def _owned(draft: RoleDraft, name: str, value: str) -> None:
             draft.find("import-changed", path, f"{value} becomes UCX, the only NIXL backend here")
     elif name in _SAFE and value.lower() not in _SAFE[name]:
         draft.find("import-changed", path, f"{value} becomes {_SAFE[name][0]}: the other value corrupts answers")
-    elif name == "SGLANG_PLUGINS":
+    elif name == "DSV4_INDEX_K_DTYPE":
+        _index_k(draft, use, value)
+    elif name == "SGLANG_PLUGINS" and value != PLUGIN:
         draft.find("import-changed", path, "left out: plugins follow from spec.indexK.dtype and spec.network.checksum")
     else:
         draft.find("import-owned", path, "left out: the operator sets it for each pod")
+
+
+def _index_k(draft: RoleDraft, use: FlagUse, value: str) -> None:
+    if not draft.known(use.flag, value):
+        return
+    if value.upper() in set(IndexKDtype):
+        draft.share(use, "spec.indexK.dtype", value.upper())
+    else:
+        draft.find("import-unsupported", use.flag, f"{value!r} is no format of index keys; use fp8, bf16 or fp4")
 
 
 def _transports(draft: RoleDraft, use: FlagUse) -> None:
