@@ -325,6 +325,11 @@ def wedged() -> Iterator[Case]:
         {16: set(), 22: {"DSV4EngineWedged"}},
         {"alertname": "DSV4EngineWedged", "seen_by": "metrics"},
     )
+    counted_late = {
+        engine("sglang:realtime_tokens_total", "decode", mode="decode", tp_rank="0"): f"0+12000x20 240000x{N}",
+    }
+    yield Case("a release that counts tokens at the end alone", bare | counted_late, {22: set(), 40: set()})
+    yield Case("tokens stand still, and a canary says why not", differing(N, still), {22: set(), 40: set()})
     idle = {
         **still,
         engine("sglang:num_running_reqs", "decode", tp_rank="0"): f"4x20 0x{N}",
