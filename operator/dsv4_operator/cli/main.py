@@ -16,12 +16,12 @@ from dsv4_operator.cli.reproduce import register as register_reproduce
 
 IMAGES: Final = ("engine", "canary", "router")
 _MODULES: Final = {
-    **REPRODUCE,
     "render": "render",
     "lint": "lint",
     "plan": "plan",
     "explain": "explain",
     "import": "importer.command",
+    **REPRODUCE,
 }
 _EPILOG: Final = (
     "Exit codes: 0 fine, 1 refused, 2 unreadable input or wrong usage. -o json is documented in docs/dsv4ctl.md."
@@ -79,13 +79,12 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     _output(plan, ("text", "json"), "for people, or for programs [default text]")
     _images(plan, assume=False)
 
-    register_reproduce(commands)
-
     explain = _command(commands, "explain", "Explain a rule of policy; without a name, list all rules.")
     explain.add_argument("rule", nargs="?", metavar="RULE", help="id of a rule, as findings name it")
     _output(explain, ("text", "json"), "for people, or for programs [default text]")
 
     _import(_command(commands, "import", "Make a DSV4Deployment of the launch commands that you already run."))
+    register_reproduce(commands)
     return parser
 
 
