@@ -23,7 +23,7 @@ class Budget:
         self._level = min(self._level, per_minute * _MINUTES)
 
     def spend(self, tokens: float, now: float) -> None:
-        """A probe has cost so much. Debt is bounded by what a minute allows: nothing may silence the canary for long."""
+        """A probe has cost so much. Debt is bounded by what a minute allows: the canary is never silent for long."""
         self._fill(now)
         self._level = max(self._level - tokens, -60.0 * self._rate)
 
