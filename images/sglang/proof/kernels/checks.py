@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import cases
 import torch
 
-from dsv4_guard.bf16 import launch, reference
+from dsv4_guard.bf16 import launch, reference, sizes
 
 TOP = 512
 
@@ -44,9 +46,15 @@ def _scores(
     return {"error_sd": worst, "top512": overlap, "finite": finite, "masked": masked}
 
 
-def logits(kernel: str, lengths: list[int], share: bool = False) -> dict[str, Any]:
-    """Ragged rows over permuted pages; pages outside the lengths and slots past a length are NaN."""
-    run = launch.decode_logits if kernel == "decode" else launch.prefill_logits
+def logits(kernel: str, lengths: list[int], share: bool = False, size: int = 0) -> dict[str, Any]:
+    """Ragged rows over permuted pages; pages outside the lengths and slots past a length are NaN.
+
+    `size`: query rows of a prefill program, where another than the chosen one is to be checked.
+    """
+    run: Callable[..., torch.Tensor] = launch.decode_logits if kernel == "decode" else launch.prefill_logits
+    if size:
+        tiles = sizes.prefill_config(sizes.chip(torch.device("cuda", torch.cuda.current_device())))
+        run = functools.partial(launch.prefill_logits, config=dataclasses.replace(tiles, rows=size))
     rows, widest = len(lengths), max(1, *lengths)
     per_row = -(-widest // 64)
     distinct = per_row if share else rows * per_row
@@ -66,7 +74,9 @@ def logits(kernel: str, lengths: list[int], share: bool = False) -> dict[str, An
     sample = sorted({0, rows - 1, rows // 2, *range(min(rows, 6))})
     facts = _scores(out, q, w, clean, table, n, sample)
     ok = facts["finite"] and facts["masked"] and facts["error_sd"] < 1e-3 and facts["top512"] > 0.99
-    return _row(f"{kernel} {rows} rows, longest {widest}{', one request' if share else ''}", ok, **facts)
+    name = f"{kernel} {rows} rows, longest {widest}" + (", one request" if share else "")
+    name += f", {size} a program" if size else ""
+    return _row(name, ok, **facts)
 
 
 def replay() -> dict[str, Any]:
@@ -146,13 +156,13 @@ def store(rows: int, decode: bool) -> dict[str, Any]:
     return _row(name, worst <= 1.0 and untouched, rounding=worst, untouched=untouched)
 
 
-def query(rows: int) -> dict[str, Any]:
+def query(rows: int, config: sizes.QueryConfig | None = None) -> dict[str, Any]:
     """Prepared query heads against double precision, same bound; head weights exact."""
     q = torch.randn((rows, 64, 128), device=cases.DEVICE).to(torch.bfloat16)
     gate = torch.randn((rows, 64), device=cases.DEVICE).to(torch.bfloat16)
     freqs = _freqs(5000)
     positions = torch.randint(0, 5000, (rows,), device=cases.DEVICE)
-    got, weight = launch.prepare_query(q, gate, 0.01, freqs, positions)
+    got, weight = launch.prepare_query(q, gate, 0.01, freqs, positions, config=config)
     want = reference.query(q, freqs, positions)
     bound = want.abs() * 2.0**-8 + want.abs().amax(-1, keepdim=True) * 2.0**-15
     worst = float(((got.double() - want).abs() / bound).max())
@@ -183,6 +193,14 @@ def run(say: Callable[[str], None], quick: bool = False) -> list[dict[str, Any]]
         lambda: query(1),
         lambda: query(1024),
     ]
+    if cases.DEVICE != "cpu":
+        # Every size that the launchers choose among, and those that the sweep offers.
+        cells += [lambda rows=rows: logits("decode", [(97 * r) % 900 for r in range(rows)]) for rows in (40, 700)]
+        cells += [
+            lambda size=size: logits("prefill", [(97 * r) % 3000 for r in range(90)], size=size)
+            for size in sizes.PREFILL_ROWS
+        ]
+        cells += [lambda config=config: query(600, config) for config in sizes.QUERY_SIZES]
     if cases.DEVICE == "cpu":
         cells = [cell for cell in cells if cell is not replay]
     elif not quick:

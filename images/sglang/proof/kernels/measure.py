@@ -15,19 +15,6 @@ import torch
 from dsv4_guard.bf16 import launch, sizes
 
 Say = Callable[[str], None]
-QUERY_CONFIGS = tuple(
-    sizes.QueryConfig(*numbers)
-    for numbers in (
-        (16, 0, 1, 4),
-        (32, 0, 1, 4),
-        (64, 0, 1, 8),
-        (64, 8, 1, 8),
-        (64, 8, 2, 8),
-        (64, 4, 3, 8),
-        (64, 4, 2, 4),
-        (32, 8, 2, 4),
-    )
-)
 L2_BYTES = 512 << 20
 """Distinct keys that a timed round goes through at least: several times any L2."""
 
@@ -240,7 +227,7 @@ def small(say: Say, pool: cases.Pool, limits: dict[str, float], clock: Clock, qu
         us = timing.graph_us([put])
         found.append({"kernel": "store", "rows": rows, "us": us, "gbps": rows * (128 * 4 + 256 + 24) / us / 1e3})
         say(f"store {rows:5d} rows {us:8.1f} us")
-        for config in (None, *QUERY_CONFIGS):
+        for config in (None, *sizes.QUERY_SIZES):
             us = timing.graph_us([lambda: ask(config)])  # noqa: B023 - called before the loop goes on
             row = {"kernel": "query", "config": repr(config), "rows": rows, "us": us}
             row["gbps"] = rows * (64 * 128 * 4 + 64 * 6) / us / 1e3
