@@ -6,8 +6,10 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import dsv4_guard
-from dsv4_guard import releases
+from dsv4_guard import releases, settings
 
 SGLANG = Path(__file__).resolve().parents[2] / "images" / "sglang"
 
@@ -45,3 +47,17 @@ def test_untested_releases_take_the_data_of_the_nearest_older_one() -> None:
     assert chosen("0.5.24") == "0.5.23"
     assert chosen("0.5.23.post1") == "0.5.23"
     assert chosen("0.5.12") == "0.5.17"
+
+
+@pytest.mark.parametrize(
+    ("environ", "argv", "index_k"),
+    [
+        ({}, [], "fp8"),
+        ({}, ["--tp-size", "4", settings.FP4_FLAG], "fp4"),
+        ({"DSV4_INDEX_K_DTYPE": "BF16 "}, [], "bf16"),
+        # Said twice and differently: the variable holds here, and the pool's own format decides at the start.
+        ({"DSV4_INDEX_K_DTYPE": "fp8"}, [settings.FP4_FLAG], "fp8"),
+    ],
+)
+def test_the_format_follows_the_variable_else_the_flag(environ: dict[str, str], argv: list[str], index_k: str) -> None:
+    assert settings.read(environ, argv).index_k == index_k

@@ -18,10 +18,14 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from scenarios import SCENARIOS, Arm
+import bf16_scenarios
+import canary_scenarios
+import scenarios
+from scenarios import Arm
 from servers import Server
 
 BEGUN = time.time()
+SCENARIOS = {**scenarios.SCENARIOS, **bf16_scenarios.SCENARIOS, **canary_scenarios.SCENARIOS}
 LOGS = Path(os.environ.get("PROOF_LOGS", "/tmp/proof-logs"))
 """Beside $OUT, which takes few files."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dsv4_guard.refusal import GuardError
 
 FORMATS = ("fp8", "bf16", "fp4")
+FP4_FLAG = "--enable-deepseek-v4-fp4-indexer"
 PARTS = ("gates", "early_send", "fence", "deadline", "handshake", "checksum", "counters")
 
 
@@ -17,7 +19,7 @@ class Settings:
     """What the operator of the engine chose."""
 
     index_k: str = "fp8"
-    """DSV4_INDEX_K_DTYPE: format of index-K in the pool."""
+    """DSV4_INDEX_K_DTYPE: format of index-K in the pool. Unset: fp4 where SGLang's own flag asks for it, else fp8."""
     allow_untested_release: bool = False
     """DSV4_GUARD_ALLOW_UNTESTED_RELEASE=1: start on a release that is not in releases.py."""
     always_wait: bool = False
@@ -52,10 +54,14 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
-def read(environ: Mapping[str, str] | None = None) -> Settings:
-    """The settings in `environ`; GuardError names the variable that cannot be understood."""
+def read(environ: Mapping[str, str] | None = None, argv: Sequence[str] | None = None) -> Settings:
+    """The settings in `environ`; GuardError names the variable that cannot be understood.
+
+    `argv`: the server's command line; processes that it spawns see the same one.
+    """
     env = os.environ if environ is None else environ
-    index_k = env.get("DSV4_INDEX_K_DTYPE", "").strip().lower() or "fp8"
+    fallback = "fp4" if FP4_FLAG in (sys.argv if argv is None else argv) else "fp8"
+    index_k = env.get("DSV4_INDEX_K_DTYPE", "").strip().lower() or fallback
     if index_k not in FORMATS:
         raise GuardError(f"DSV4_INDEX_K_DTYPE={index_k!r} is none of {', '.join(FORMATS)}")
     skip = frozenset(part.strip() for part in env.get("DSV4_GUARD_SKIP", "").split(",") if part.strip())
