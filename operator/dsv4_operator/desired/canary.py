@@ -30,6 +30,8 @@ def build_canary_settings(ctx: DesiredContext) -> dict[str, Any]:
         "promptTokens": canary.prompt_tokens,
         "wedgeSeconds": canary.wedge_seconds,
     }
+    if canary.tokens_per_minute is not None:
+        settings["tokensPerMinute"] = canary.tokens_per_minute
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -252,6 +252,7 @@ EXAMPLES: dict[str, Any] = {
     "canary.timeoutSeconds": 10,
     "canary.failureThreshold": 2,
     "canary.promptTokens": 3000,
+    "canary.tokensPerMinute": 9000,
     "canary.wedgeSeconds": 90,
     "canary.image": "registry.example.com/canary:2",
     "canary.enabled": False,

@@ -125,6 +125,7 @@ OUT: dict[str, tuple[Patch, Any]] = {
     "canary.timeoutSeconds": (HUB, 5),
     "canary.failureThreshold": (HUB, 5),
     "canary.promptTokens": (HUB, 3000),
+    "canary.tokensPerMinute": (HUB, 9000),
     "canary.wedgeSeconds": (HUB, 99),
     "canary.minimumAvailable": (HUB, 2),
     "rollout.maxSurge": (HUB, 2),

@@ -56,6 +56,8 @@ class CanarySpec(ApiModel):
     """Failures in a row before a pod loses readiness."""
     prompt_tokens: Annotated[int, Field(ge=256, le=131072, json_schema_extra=Int32)] = 2600
     """Length of the probe prompt; under 2,048 tokens sparse attention selects every key and sees no index damage."""
+    tokens_per_minute: Annotated[int, Field(ge=1000, le=1_000_000_000, json_schema_extra=Int32)] | None = None
+    """What the canary of one pod may spend while nothing is wrong; unset: 2.3 times promptTokens an interval."""
     wedge_seconds: Annotated[int, Field(ge=10, le=86400, json_schema_extra=Int32)] = 60
     """Running requests but no tokens for this long is a wedge."""
     minimum_available: Annotated[int, Field(ge=1, le=256, json_schema_extra=Int32)] = 1
