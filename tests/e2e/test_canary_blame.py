@@ -8,6 +8,7 @@ only there to end a test that hangs.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -169,11 +170,12 @@ def test_a_wedged_decode_is_out_within_two_intervals_and_no_prefill_is_blamed(he
     world = healthy
     wedged, other = world.pods("pair", "decode")
     prefills = world.pods("pair", "prefill")
+    start = time.monotonic()
     switch(wedged, wedge="on")
     world.wait("the wedge metric", lambda: total(samples(wedged), "dsv4_engine_wedged") == 1, WEDGE + 8 + SLACK)
     assert http_status(f"{engine_url(wedged)}/health") == 200
     seen = report(wedged)
-    print(f"\nwedge: {seen['wedge']}")
+    print(f"\nafter {time.monotonic() - start:.1f} s with wedgeSeconds {WEDGE}: {seen['wedge']}")
     assert seen["wedge"]["wedged"] is True
     assert not seen["ready"]
     world.wait("it to leave the router", lambda: uid(wedged) not in members(world), timeout=SLACK)
