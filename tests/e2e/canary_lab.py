@@ -153,12 +153,21 @@ class UserLoad:
 
     The prompts are more than the pool holds, so each is evicted before it is asked again. The same body goes to both
     halves, as the router does it; it is not sent through the router, which has no workers when a canary has taken
-    them out. ``pause``: seconds between two calls of a worker. ``counts``: replies by (tier of the prefix, kind).
+    them out. ``pause``: seconds between two calls of a worker; ``patience``: after so many a user gives up. ``counts``:
+    replies by (tier of the prefix, kind).
     """
 
     def __init__(
-        self, prefills: list[Pod], decodes: list[Pod], *, workers: int = 2, prompts: int = 8, pause: float = 0.0
+        self,
+        prefills: list[Pod],
+        decodes: list[Pod],
+        *,
+        workers: int = 2,
+        prompts: int = 8,
+        pause: float = 0.0,
+        patience: float = 30.0,
     ) -> None:
+        self._patience = patience
         self._pairs = [(p, d) for p in prefills for d in decodes]
         self._workers, self._prompts, self._pause = workers, prompts, pause
         self._words = {number: self._text(number) for number in range(prompts)}
@@ -191,7 +200,7 @@ class UserLoad:
         return table._filler(number, 1, 1400)
 
     async def _run(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=30)
+        timeout = aiohttp.ClientTimeout(total=self._patience)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True), timeout=timeout) as client:
             await asyncio.gather(*(self._work(client, worker) for worker in range(self._workers)))
 

@@ -8,12 +8,13 @@ only there to end a test that hangs.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from canary_lab import Pod, added, alerts, by_name, findings, has, ready_code, report, samples, total
+from canary_lab import Pod, UserLoad, added, alerts, by_name, findings, has, ready_code, report, samples, total
 from operator_process import free_port
 from world import World, deployment, engine_url, http_status, is_ready, switch
 
@@ -169,11 +170,15 @@ def test_a_wedged_decode_is_out_within_two_intervals_and_no_prefill_is_blamed(he
     world = healthy
     wedged, other = world.pods("pair", "decode")
     prefills = world.pods("pair", "prefill")
-    switch(wedged, wedge="on")
-    world.wait("the wedge metric", lambda: total(samples(wedged), "dsv4_engine_wedged") == 1, WEDGE + 8 + SLACK)
+    # A wedge is seen by work that waits: users' calls, which are there at once, or else the canary's next probe.
+    with UserLoad(prefills, [wedged], workers=2, patience=6):
+        start = time.monotonic()
+        switch(wedged, wedge="on")
+        world.wait("the wedge metric", lambda: total(samples(wedged), "dsv4_engine_wedged") == 1, WEDGE + SLACK)
+        taken = time.monotonic() - start
     assert http_status(f"{engine_url(wedged)}/health") == 200
     seen = report(wedged)
-    print(f"\nwedge: {seen['wedge']}")
+    print(f"\nafter {taken:.1f} s with wedgeSeconds {WEDGE}: {seen['wedge']}")
     assert seen["wedge"]["wedged"] is True
     assert not seen["ready"]
     world.wait("it to leave the router", lambda: uid(wedged) not in members(world), timeout=SLACK)

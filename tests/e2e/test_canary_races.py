@@ -47,7 +47,7 @@ PREFILL = {
     "DSV4_SIM_HOST_BANDWIDTH_MBPS": "3",
     "DSV4_SIM_LAYER_MS": "60",
 }
-ASKED = 12
+ASKED = 10
 """Conclusive probes of the host tier that an arm waits for."""
 
 

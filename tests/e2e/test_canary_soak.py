@@ -33,7 +33,7 @@ def start_sidecars(pairs: list[LocalPair]) -> None:
 
 @pytest.fixture
 def pairs(tmp_path: Path) -> Iterator[list[LocalPair]]:
-    """Four healthy pairs as the product renders them: bf16 with the plugin, HiCache, gate on. One is noisy."""
+    """Six healthy pairs as the product renders them: bf16 with the plugin, HiCache, gate on. One is noisy."""
     how: dict[str, Any] = {
         "prefill_flags": ("--enable-hierarchical-cache",),
         "sidecar_env": {"DSV4_CANARY_REQUIRE_GUARD": "bf16"},
@@ -41,7 +41,7 @@ def pairs(tmp_path: Path) -> Iterator[list[LocalPair]]:
     }
     noisy = {"DSV4_SIM_LOGPROB_NOISE": "0.25"}
     with (
-        local_pairs(tmp_path / "calm", 3, env=GUARDED | BUSY, **how) as calm,
+        local_pairs(tmp_path / "calm", 5, env=GUARDED | BUSY, **how) as calm,
         local_pairs(tmp_path / "noisy", 1, env=GUARDED | BUSY | noisy, **how) as loud,
     ):
         yield [*calm, *loud]
@@ -51,7 +51,7 @@ def test_five_hundred_probes_under_healthy_load_raise_no_alarm(pairs: list[Local
     """Users' prompts evict the canaries' prefixes, so every tier is asked; every answer is right."""
     start_sidecars(pairs)
     pods = [pair.pod(role) for pair in pairs for role in ("prefill", "decode")]
-    loads = [UserLoad([pair.pod("prefill")], [pair.pod("decode")], workers=1, prompts=12, pause=0.2) for pair in pairs]
+    loads = [UserLoad([pair.pod("prefill")], [pair.pod("decode")], workers=1, prompts=12, pause=0.4) for pair in pairs]
     worst = {"dsv4_canary_corruption_verdict": 0.0, "dsv4_engine_wedged": 0.0}
 
     def enough() -> Samples | None:
