@@ -120,3 +120,7 @@ def test_the_format_in_the_pool_must_be_the_one_asked_for(run: Callable[..., Any
     else:
         assert outcome.exit == 1
         assert f"the pool holds index-K as {found}" in outcome.output
+
+
+def test_a_scheduler_that_refuses_ends_although_threads_run(value: Callable[..., Any]) -> None:
+    assert value("plugins", "refusal_beside_threads") == 1

@@ -18,7 +18,7 @@ from typing import Any
 
 from dsv4_guard import MARK, __version__, patching
 from dsv4_guard.live import tally
-from dsv4_guard.refusal import GuardError, refuse
+from dsv4_guard.refusal import GuardError, end, refuse
 from dsv4_guard.releases import ENGINE, SCHEDULER
 
 log = logging.getLogger(MARK)
@@ -106,7 +106,7 @@ def _init_info(release: str, index_k: str, complete: bool) -> Callable[[Callable
             try:
                 info[MARK] = report(self, release, index_k, complete)
             except GuardError as error:
-                refuse(str(error))
+                end(str(error))
             return info
 
         return get_init_info
