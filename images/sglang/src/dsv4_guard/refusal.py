@@ -30,7 +30,8 @@ def end(why: str) -> NoReturn:
     A prefill's bootstrap thread is no daemon and never ends, so a scheduler that is built would refuse and then hang,
     and the API process with it.
     """
-    print(_line(why), file=sys.stderr, flush=True)
+    sys.stderr.write(_line(why) + "\n")
+    sys.stderr.flush()
     os._exit(1)
 
 
