@@ -116,6 +116,15 @@ def test_the_kv_checksum_covers_every_region_of_v4(hosts: Callable[[str], Any]) 
     assert all(outcome.value.values()), outcome.value
 
 
+@pytest.mark.parametrize(("window", "text"), [(True, "request window"), (False, "MAMBA")])
+def test_state_that_the_kv_checksum_cannot_cover_is_refused_at_start(
+    hosts: Callable[[str], Any], window: bool, text: str
+) -> None:
+    outcome = hosts("0.5.23").run("checksum", "refused", window=window)
+    assert outcome.exit == 0, outcome.output
+    assert text in outcome.value
+
+
 @pytest.mark.parametrize(
     ("damage", "lost", "status"), [(False, False, "success"), (True, False, "failed"), (False, True, "success")]
 )

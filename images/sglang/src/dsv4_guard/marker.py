@@ -20,6 +20,7 @@ from dsv4_guard import MARK, __version__, patching
 from dsv4_guard.live import tally
 from dsv4_guard.refusal import GuardError, end, refuse
 from dsv4_guard.releases import ENGINE, SCHEDULER
+from dsv4_guard.transfer import checksum
 
 log = logging.getLogger(MARK)
 RUN_DIR = "DSV4_GUARD_RUN_DIR"
@@ -97,7 +98,8 @@ def report(scheduler: Any, release: str, index_k: str, complete: bool) -> dict[s
                 "DeepSeek-V4; unset the variable"
             )
         log.warning("%s: no index-K buffer in this process, a pipeline stage without C4 layers", MARK)
-    patching.verify()
+    if f"{checksum.MODULE}:state_indices_for_request" in patching.verify():
+        checksum.check(scheduler)
     entry = {"version": __version__, "release": release, "index_k": index_k, "pid": str(os.getpid())}
     if complete:
         publish("scheduler", release, index_k)
