@@ -85,6 +85,30 @@ def test_a_clients_pattern_cannot_stall_the_server() -> None:
     assert outcome(("book_table", json.dumps({"restaurant": "a" * 5000 + "!"}))) in ("valid", "loop")
 
 
+def doubling(levels: int) -> dict[str, Any]:
+    """A schema of `levels` short lines that takes 2 ** levels steps."""
+    links = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(levels)}
+    return {"$defs": {**links, f"a{levels}": {"type": "object"}}, "$ref": "#/$defs/a0"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments"),
+    [
+        (doubling(200), {}),
+        ({"properties": {"a": {"items": {"enum": [[n] * 9 for n in range(9000)]}}}}, {"a": [[8999] * 9] * 9000}),
+        ({"properties": {"a": {"uniqueItems": True}}}, {"a": [{"x": n} for n in range(9000)]}),
+    ],
+    ids=["references that double", "a long enum", "unique items"],
+)
+def test_a_schema_that_would_take_for_ever_blames_nobody(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
+    assert judge.matches_schema(schema, arguments)
+
+
+def test_a_schema_that_took_too_long_does_not_spoil_the_next() -> None:
+    assert judge.matches_schema(doubling(200), {})
+    assert not judge.matches_schema({"required": ["b"]}, {})
+
+
 @pytest.mark.parametrize(
     ("schema", "matches"),
     [

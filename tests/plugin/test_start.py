@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from dsv4_guard import marker
+from dsv4_guard.refusal import GuardError
 
 SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 NIXL = "sglang.srt.disaggregation.nixl.conn"
@@ -120,3 +124,13 @@ def test_the_format_in_the_pool_must_be_the_one_asked_for(run: Callable[..., Any
     else:
         assert outcome.exit == 1
         assert f"the pool holds index-K as {found}" in outcome.output
+
+
+def test_a_scheduler_that_refuses_ends_although_threads_run(value: Callable[..., Any]) -> None:
+    assert value("plugins", "refusal_beside_threads") == 1
+
+
+def test_bf16_is_refused_where_the_model_keeps_no_index_k() -> None:
+    scheduler = SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=object))
+    with pytest.raises(GuardError, match="the model keeps no index-K"):
+        marker.report(scheduler, "0.5.23", "bf16", complete=True)

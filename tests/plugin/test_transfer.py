@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from dsv4_guard.transfer import digest
 
 
 def test_upstream_drops_the_forwards_event(value: Callable[..., Any]) -> None:
@@ -111,6 +116,15 @@ def test_the_kv_checksum_covers_every_region_of_v4(hosts: Callable[[str], Any]) 
     assert all(outcome.value.values()), outcome.value
 
 
+@pytest.mark.parametrize(("window", "text"), [(True, "request window"), (False, "MAMBA")])
+def test_state_that_the_kv_checksum_cannot_cover_is_refused_at_start(
+    hosts: Callable[[str], Any], window: bool, text: str
+) -> None:
+    outcome = hosts("0.5.23").run("checksum", "refused", window=window)
+    assert outcome.exit == 0, outcome.output
+    assert text in outcome.value
+
+
 @pytest.mark.parametrize(
     ("damage", "lost", "status"), [(False, False, "success"), (True, False, "failed"), (False, True, "success")]
 )
@@ -122,3 +136,30 @@ def test_the_index_digest_tells_damage(hosts: Callable[[str], Any], damage: bool
     assert seen["status"] == status
     assert ("digest mismatch" in seen["reason"]) == damage
     assert not seen["room_kept"]
+
+
+def test_workers_share_the_digests_rooms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error here would end a room that nothing is wrong with."""
+    monkeypatch.setattr(digest, "ROOMS", 8)
+    manager, errors = SimpleNamespace(), []
+
+    def worker(number: int) -> None:
+        try:
+            for count in range(3000):
+                chunk = {"room": 4 * count + number, "index_slice": slice(0, 1), "prefill_kv_indices": [count]}
+                digest.before_chunk(manager, SimpleNamespace(**chunk, is_last_chunk=False))
+        except Exception as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=worker, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
+    assert len(vars(manager)[digest.PAGES]) == 8

@@ -130,6 +130,26 @@ def upstream() -> str:
     return "runs"
 
 
+def refused(window: bool) -> str:
+    """What the start says of an engine with state that the checksum does not cover; nothing for one that it does."""
+    from sglang.srt.disaggregation.base.conn import StateType
+
+    from dsv4_guard.refusal import GuardError
+
+    side = Side(1, 2, 1)
+    side.scheduler.kv_checksum_computer = side.computer
+    checksum.check(side.scheduler)
+    if window:
+        side.pool.request_window = object()
+    else:
+        side.kv_args.state_types.append(StateType.MAMBA)
+    try:
+        checksum.check(side.scheduler)
+    except GuardError as error:
+        return str(error)
+    return ""
+
+
 def compared() -> dict[str, bool]:
     """Equal after the transfer; different for one changed byte anywhere, and indifferent to bytes not sent."""
     patching.resolve(f"{checksum.MODULE}:adler32_strided_checksum")[0].adler32_strided_checksum = adler32

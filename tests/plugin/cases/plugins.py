@@ -147,6 +147,28 @@ def pool_format(slot: int) -> Any:
     return dict(fake_scheduler(Scheduler, slot).get_init_info()["dsv4_guard"])
 
 
+def refusal_beside_threads() -> Any:
+    """A scheduler that must not serve, with a thread like prefill's bootstrap thread: how its process ends."""
+    import multiprocessing
+    import threading
+
+    short_init_info()
+    guard()
+    run_scheduler_process()
+    from sglang.srt.managers.scheduler import Scheduler
+
+    def build() -> None:
+        threading.Thread(target=threading.Event().wait).start()
+        fake_scheduler(Scheduler, 68).get_init_info()
+
+    process = multiprocessing.get_context("fork").Process(target=build)
+    process.start()
+    process.join(30)
+    exitcode = process.exitcode
+    process.kill()
+    return exitcode
+
+
 class Pipe:
     """The end of a scheduler's pipe in the API process."""
 

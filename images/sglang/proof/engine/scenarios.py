@@ -261,7 +261,10 @@ def _stopped_peer(pair: Pair, patience: float) -> Result:
         warm = pair.answer(short, 4, decode)
         if "error" in warm:
             return {"verdict": "error", "answer": warm}
-    reference = pair.answer(tokens(12, 3000), 4, 1)
+    cold = pair.answer(tokens(12, 3000), 4, 1)
+    reference = pair.answer(tokens(12, 3000), 4, 1)  # from the device, as the one that is judged
+    if "error" in cold or "error" in reference:
+        return {"verdict": "error", "answer": cold if "error" in cold else reference}
     extra: Answer = pair.room()
     victim = pair.decodes[0]
     done: Result = {}
@@ -293,6 +296,8 @@ def _stopped_peer(pair: Pair, patience: float) -> Result:
         "prefill_seconds": done.get("prefill_seconds"),
         "other": "error" if "error" in answer else "differs" if compare.damaged(reference, answer) else "right",
         "other_answer": answer if "error" in answer else None,
+        "other_distances": None if "error" in answer else [compare.distance(reference, answer, at) for at in (0, 1)],
+        "cold_distances": [compare.distance(cold, reference, at) for at in (0, 1)],
         "other_seconds": other_seconds,
         "decode_after_resume": _brief(done.get("decode")),
         "decode_after_resume_seconds": round(time.time() - resumed, 2) if "decode" in done else None,

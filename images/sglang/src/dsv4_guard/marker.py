@@ -18,12 +18,14 @@ from typing import Any
 
 from dsv4_guard import MARK, __version__, patching
 from dsv4_guard.live import tally
-from dsv4_guard.refusal import GuardError, refuse
+from dsv4_guard.refusal import GuardError, end, refuse
 from dsv4_guard.releases import ENGINE, SCHEDULER
+from dsv4_guard.transfer import checksum
 
 log = logging.getLogger(MARK)
 RUN_DIR = "DSV4_GUARD_RUN_DIR"
 METRIC = "dsv4_guard_info"
+INDEXER_POOL = "c4_indexer_kv_pool"
 SLOT_BYTES = {132: "fp8", 68: "fp4", 256: "bf16"}
 """Bytes of one index-K slot: payload and scale."""
 
@@ -39,7 +41,7 @@ def run_dir() -> Path:
 
 def format_of(pool: Any) -> str | None:
     """Format of index-K in a DeepSeek-V4 pool, by the bytes of its slots; None for another pool or no indexer layer."""
-    indexer: Any = getattr(pool, "c4_indexer_kv_pool", None)
+    indexer: Any = getattr(pool, INDEXER_POOL, None)
     buffers = getattr(indexer, "index_k_with_scale_buffer", None)
     if not buffers:
         return None
@@ -63,15 +65,20 @@ def publish(process: str, release: str, index_k: str) -> None:
     )
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return
+    _gauge().labels(__version__, release, index_k, process).set(1)
+
+
+@functools.cache
+def _gauge() -> Any:
+    """Made once: a process may build several engines, one after the other."""
     from prometheus_client import Gauge
 
-    gauge = Gauge(
+    return Gauge(
         METRIC,
         "1 where the dsv4_guard plugin is active and verified",
         labelnames=("version", "release", "index_k", "process"),
         multiprocess_mode="max",
     )
-    gauge.labels(__version__, release, index_k, process).set(1)
 
 
 def report(scheduler: Any, release: str, index_k: str, complete: bool) -> dict[str, str]:
@@ -85,10 +92,14 @@ def report(scheduler: Any, release: str, index_k: str, complete: bool) -> dict[s
             "(fp4 needs --enable-deepseek-v4-fp4-indexer)"
         )
     if found is None and index_k == "bf16":
-        log.warning(
-            "%s: no index-K buffer in this process (another model, or a pipeline stage without C4 layers)", MARK
-        )
-    patching.verify()
+        if not hasattr(pool, INDEXER_POOL):
+            raise GuardError(
+                f"DSV4_INDEX_K_DTYPE=bf16, but the model keeps no index-K: {type(pool).__name__} is not the pool of "
+                "DeepSeek-V4; unset the variable"
+            )
+        log.warning("%s: no index-K buffer in this process, a pipeline stage without C4 layers", MARK)
+    if f"{checksum.MODULE}:state_indices_for_request" in patching.verify():
+        checksum.check(scheduler)
     entry = {"version": __version__, "release": release, "index_k": index_k, "pid": str(os.getpid())}
     if complete:
         publish("scheduler", release, index_k)
@@ -106,7 +117,7 @@ def _init_info(release: str, index_k: str, complete: bool) -> Callable[[Callable
             try:
                 info[MARK] = report(self, release, index_k, complete)
             except GuardError as error:
-                refuse(str(error))
+                end(str(error))
             return info
 
         return get_init_info

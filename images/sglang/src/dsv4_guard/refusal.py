@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from typing import NoReturn
 
 from dsv4_guard import MARK
@@ -19,5 +21,19 @@ def refuse(why: str) -> NoReturn:
 
     SystemExit, because SGLang catches Exception around plugins and goes on unpatched.
     """
-    line = " ".join(f"{MARK}: refused: {why}".split())
-    raise SystemExit(line)
+    raise SystemExit(_line(why))
+
+
+def end(why: str) -> NoReturn:
+    """As `refuse`, at once: where threads run that a SystemExit would wait for.
+
+    A prefill's bootstrap thread is no daemon and never ends, so a scheduler that is built would refuse and then hang,
+    and the API process with it.
+    """
+    sys.stderr.write(_line(why) + "\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _line(why: str) -> str:
+    return " ".join(f"{MARK}: refused: {why}".split())

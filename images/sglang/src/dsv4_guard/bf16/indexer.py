@@ -197,7 +197,8 @@ def _scores_0_5_23(self: Any, prepared: Any, weights: Any, buffer: Any, c4_index
     raw, capture = _raw_indices(self, core, selected, module, core_first=True)
     narrow_table, narrow_lengths = table.to(torch.int32), lengths.reshape(-1).to(torch.int32)
     chunks = list(module.iter_row_chunks(num_rows=rows, rows_per_chunk=plan.rows_per_chunk))
-    plans = plan.topk_metadata_chunks
+    # The plans of the chunks were made for the rows of the metadata; a batch of other rows is cut elsewhere.
+    plans = plan.topk_metadata_chunks if plan.compressed_seq_lens.shape[0] == rows else None
     for number, part in enumerate(chunks):
         logits = launch.logits(
             prepared[part],

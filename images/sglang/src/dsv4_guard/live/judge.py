@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,8 @@ LOOP_LENGTH, LOOP_REPEATS, LINE_LENGTH = 240, 8, 1000
 character may draw a line and has to be longer."""
 SCHEMA_LIMIT = 65536
 """Longer arguments are not held against their schema, bytes."""
+SCHEMA_STEPS = 10000
+"""Keywords applied to one call at most, about 0.1 s: references that double at every level would never end."""
 
 
 @dataclass
@@ -126,17 +129,49 @@ def cache_tier(meta_info: Mapping[str, Any]) -> str:
     return "cold" if cached == 0 else "unknown"
 
 
+class _TooLong(Exception):
+    """A schema that takes more than SCHEMA_STEPS."""
+
+
+class _Steps(threading.local):
+    left: int = 0
+
+
+_steps = _Steps()
+_UNBOUNDED = (
+    "pattern",
+    "patternProperties",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "unevaluatedItems",
+    "uniqueItems",
+)
+"""Keywords left out: regular expressions of the client, and comparisons of every item with every other."""
+
+
 def _nothing(*_: Any) -> tuple[()]:
     return ()
 
 
+def _counted(keyword: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(keyword)
+    def apply(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+        # An enum is compared entry by entry.
+        _steps.left -= len(value) if isinstance(value, list) else 1
+        if _steps.left < 0:
+            raise _TooLong
+        return keyword(validator, value, instance, schema)
+
+    return apply
+
+
 @functools.cache
 def _validator() -> Any:
-    """JSON Schema without regular expressions: a client's pattern must not be able to stall the server."""
+    """JSON Schema in bounded time: a client's schema must not be able to stall the server."""
     from jsonschema import Draft202012Validator, validators
 
-    quiet = dict.fromkeys(("pattern", "patternProperties", "additionalProperties", "unevaluatedProperties"), _nothing)
-    return validators.extend(Draft202012Validator, quiet)
+    keywords = {name: _counted(keyword) for name, keyword in Draft202012Validator.VALIDATORS.items()}
+    return validators.extend(Draft202012Validator, {**keywords, **dict.fromkeys(_UNBOUNDED, _nothing)})
 
 
 def matches_schema(schema: Any, arguments: Any) -> bool:
@@ -147,6 +182,7 @@ def matches_schema(schema: Any, arguments: Any) -> bool:
     if closed and set(arguments) - set(schema.get("properties") or {}):
         return False
     try:
+        _steps.left = SCHEMA_STEPS
         # An empty registry: a $ref to elsewhere is not fetched.
         return bool(_validator()(schema, registry=Registry()).is_valid(arguments))
     except Exception:

@@ -170,7 +170,7 @@ def _content(original: Callable[..., Any]) -> Callable[..., Any]:
     def _generate_stream_content(self: Any, *args: Any, **kwargs: Any) -> Any:
         gathered = _open.get(id(kwargs.get("request")))
         if gathered is not None:
-            gathered.meta = kwargs["content"]["meta_info"]
+            gathered.meta = (kwargs.get("content") or {}).get("meta_info") or {}
         return original(self, *args, **kwargs)
 
     return _generate_stream_content

@@ -35,13 +35,34 @@ def _manager(scheduler: Any) -> Any:
     raise GuardError("the scheduler has neither a prefill nor a decode queue")
 
 
+def check(scheduler: Any) -> None:
+    """GuardError when the checksum is on and cannot cover this engine's state: at the start, not at a request."""
+    if getattr(scheduler, "kv_checksum_computer", None) is None:
+        return
+    from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
+
+    pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
+    if not isinstance(pool, DeepSeekV4TokenToKVPool):
+        return
+    _covered(pool, _manager(scheduler).kv_args.state_types)
+
+
+def _covered(pool: Any, types: Sequence[Any]) -> None:
+    from sglang.srt.disaggregation.base.conn import StateType
+
+    if getattr(pool, "request_window", None) is not None:
+        raise GuardError("the KV checksum does not cover the request window of V4.1; drop the flag")
+    known = (StateType.SWA, StateType.DSV4_REQUEST_STATE, StateType.REQUEST_ROW)
+    unknown = [str(kind) for kind in types if kind not in known]
+    if unknown:
+        raise GuardError(f"the KV checksum does not cover the state component {', '.join(unknown)}; drop the flag")
+
+
 def rows(scheduler: Any, req: Any, pool: Any, seq_len: int, start_idx: int) -> StateRows:
     """The rows that prefill sends (and decode receives) for `req`: as `_send_kv_chunk` computes them."""
     import torch
     from sglang.srt.disaggregation.base.conn import StateType
 
-    if getattr(pool, "request_window", None) is not None:
-        raise GuardError("the KV checksum does not cover the request window of V4.1")
     table, slot = scheduler.req_to_token_pool.req_to_token, req.kv.req_pool_idx
 
     def swa() -> Any:
@@ -63,9 +84,7 @@ def rows(scheduler: Any, req: Any, pool: Any, seq_len: int, start_idx: int) -> S
         StateType.REQUEST_ROW: request_row,
     }
     types = _manager(scheduler).kv_args.state_types
-    unknown = [str(kind) for kind in types if kind not in known]
-    if unknown:
-        raise GuardError(f"the KV checksum does not cover the state component {', '.join(unknown)}")
+    _covered(pool, types)
     return StateRows([known[kind]() for kind in types])
 
 

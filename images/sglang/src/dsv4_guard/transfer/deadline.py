@@ -3,9 +3,9 @@
 NIXL's prefill worker waits without limit for a transfer that neither ends nor fails, and one such peer blocks every
 room that shares its worker. Here the wait for one chunk has a deadline. After three quarters of it the worker gives the
 room up and serves others; a helper thread keeps the handles until their writes have settled, at the deadline cancels
-them, and ends the room: prefill answers 500 and decode is told. Decode is told only then because it frees its pages,
-and where decode counts arrivals itself (before 0.5.21) prefill keeps the source pages until then as well, so that what
-still arrives is right.
+them, and tells decode. Decode is told only then because it frees its pages. Prefill answers 500 when the room is given
+up; where decode counts arrivals itself (before 0.5.21) prefill keeps the source pages and the room until decode is
+told, so that what still arrives is right.
 """
 
 from __future__ import annotations

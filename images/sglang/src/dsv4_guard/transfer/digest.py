@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import random
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,8 @@ ROOMS = 4096
 PAGES, DIGESTS, SINCE = "_dsv4_guard_pages", "_dsv4_guard_digests", "_dsv4_guard_since"
 
 _pools: list[Any] = []
+_lock = threading.RLock()
+"""Workers share the dictionaries of rooms."""
 
 
 class Results:
@@ -93,20 +96,25 @@ def _hash(rows: list[Any]) -> str:
 
 def bounded(rooms: dict[int, Any]) -> dict[int, Any]:
     """Drop the oldest of too many: rooms that were aborted before their end."""
-    while len(rooms) >= ROOMS:
-        rooms.pop(next(iter(rooms)))
+    with _lock:
+        while len(rooms) >= ROOMS:
+            rooms.pop(next(iter(rooms)), None)
     return rooms
 
 
 def before_chunk(manager: Any, chunk: Any) -> None:
     """Prefill's worker: gather the room's pages; with the last chunk, hash some and tell decode."""
     rooms: dict[int, dict[int, int]] = vars(manager).setdefault(PAGES, {})
-    pages = bounded(rooms).setdefault(chunk.room, {})
+    with _lock:
+        pages = rooms.get(chunk.room)
+        if pages is None:
+            pages = bounded(rooms)[chunk.room] = {}
     start = chunk.index_slice.start or 0
     pages.update({start + offset: int(page) for offset, page in enumerate(chunk.prefill_kv_indices)})
     if not chunk.is_last_chunk:
         return
-    rooms.pop(chunk.room, None)
+    with _lock:
+        rooms.pop(chunk.room, None)
     if not pages or not _pools:
         return
     # The room decides, so that nothing has to be remembered.
