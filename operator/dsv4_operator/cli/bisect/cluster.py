@@ -13,9 +13,10 @@ from typing import Any, Final
 from dsv4_canary.soak.verdict import EXIT_INTERRUPTED
 from dsv4_operator.api.constants import ENGINE_PORT, KIND, LABEL_DEPLOYMENT, LABEL_ROLE, Role
 from dsv4_operator.cli.bisect import objects
+from dsv4_operator.cli.bisect.backup import Backup
 from dsv4_operator.cli.bisect.factors import Setting
 from dsv4_operator.cli.bisect.plan import Arm
-from dsv4_operator.cli.bisect.runner import ArmError, Load
+from dsv4_operator.cli.bisect.runner import ArmError, Load, TeardownError
 from dsv4_operator.cli.errors import UnreadableError
 from dsv4_operator.cli.judge import Judgement, finding_line, judge_object
 from dsv4_operator.cli.kubectl import AlreadyThereError, ClusterError, Kubectl
@@ -46,8 +47,8 @@ class _Serving:
 
 
 class ClusterRunner:
-    """Arms in one namespace. `raw`: the given object as it was read; `backup` gets a test object's own spec before
-    anything is edited."""
+    """Arms in one namespace. `raw`: the given object as it was read; `backup` keeps a test object's own spec while it
+    is edited."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class ClusterRunner:
         canary_image: str,
         start_timeout: float,
         test_deployment: str | None = None,
-        backup: Callable[[dict[str, Any]], None] | None = None,
+        backup: Backup | None = None,
         say: Callable[[str], None] = lambda _line: None,
         quiet: bool = False,
     ) -> None:
@@ -88,15 +89,22 @@ class ClusterRunner:
                 f"kubectl delete {_RESOURCE},deployments,services -l {objects.LABEL_BISECT}={self._name}"
             )
         if self._test is not None:
-            self._before = self._editable(self._test)["spec"]
+            present = self._editable(self._test)["spec"]
+            self._before = present if self._backup is None else self._backup.keep(present)
             if self._backup is not None:
-                self._backup(self._before)
+                self._say(f"{self._test}: its own spec is kept in {self._backup.path} until it is put back")
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._test is not None and self._before is not None:
             self._say(f"{self._test}: back to its own spec")
-            self._kubectl.replace_spec(_RESOURCE, self._test, self._before, resource_version=None)
+            try:
+                self._kubectl.replace_spec(_RESOURCE, self._test, self._before, resource_version=None)
+            except ClusterError as error:
+                kept = f"; it is in {self._backup.path}" if self._backup is not None else ""
+                raise ClusterError(f"{self._test}: its own spec could not be put back: {error}{kept}") from None
+            if self._backup is not None:
+                self._backup.done()
 
     def _editable(self, name: str) -> dict[str, Any]:
         """The test object. Raises UnreadableError unless a person has marked it for this."""
@@ -117,7 +125,7 @@ class ClusterRunner:
 
     @contextmanager
     def open(self, arm: Arm) -> Iterator[_Serving]:
-        """Deploy, wait until it serves, tear down. Raises ArmError."""
+        """Deploy, wait until it serves, tear down. Raises ArmError, TeardownError."""
         try:
             if not arm.setting.pair:
                 with self._alone(arm) as endpoint:
@@ -187,7 +195,19 @@ class ClusterRunner:
             self._check_guard(obj["spec"], f"{LABEL_DEPLOYMENT}={name},{LABEL_ROLE}!={Role.ROUTER}")
             yield self._url(name)
         finally:
-            self._remove_pair(name)
+            with self._removing(name, _RESOURCE):
+                self._remove_pair(name)
+
+    @contextmanager
+    def _removing(self, name: str, kinds: str) -> Iterator[None]:
+        """Raises TeardownError for what the cluster refuses."""
+        try:
+            yield
+        except ClusterError as error:
+            raise TeardownError(
+                f"{name}: could not be removed, and holds its GPUs: {error}; "
+                f"kubectl delete {kinds} {name}, then --resume"
+            ) from None
 
     def _remove_pair(self, name: str) -> None:
         """Remove an arm, and only an arm of this run."""
@@ -249,11 +269,12 @@ class ClusterRunner:
             yield self._url(name)
         finally:
             self._say(f"{name}: removing")
-            for item in made:
-                held = self._kubectl.get(item["kind"], name)
-                if held is not None and (held["metadata"].get("labels") or {}).get(LABEL_RUN) == run:
-                    self._kubectl.delete(item["kind"], name)
-            self._wait_gone(f"{LABEL_RUN}={run}")
+            with self._removing(name, "deployments,services"):
+                for item in made:
+                    held = self._kubectl.get(item["kind"], name)
+                    if held is not None and (held["metadata"].get("labels") or {}).get(LABEL_RUN) == run:
+                        self._kubectl.delete(item["kind"], name)
+                self._wait_gone(f"{LABEL_RUN}={run}")
 
     def _url(self, name: str) -> str:
         return f"http://{name}.{self._kubectl.namespace()}.svc"
