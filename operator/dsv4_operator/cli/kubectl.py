@@ -86,6 +86,10 @@ class Kubectl:
         """The text at a path of the API server, such as a pod's proxy. Raises ClusterError."""
         return self._run("get", "--raw", path)
 
+    def execute(self, pod: str, container: str, *words: str) -> str:
+        """What a command in a container prints. Raises ClusterError."""
+        return self._run("exec", pod, "-c", container, "--", *words)
+
     def create(self, obj: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object; never changes one that is somebody else's. Raises AlreadyThereError, ClusterError.
 

@@ -3,6 +3,7 @@ that refuse."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import stat
@@ -13,15 +14,16 @@ from typing import Any
 
 import pytest
 
+from dsv4_operator.api.constants import LABEL_ROLE
 from dsv4_operator.cli.bisect.backup import Backup
-from dsv4_operator.cli.bisect.cluster import ClusterRunner
+from dsv4_operator.cli.bisect.cluster import _ENGINES, ClusterRunner
 from dsv4_operator.cli.bisect.decide import ArmResult, conclude
 from dsv4_operator.cli.bisect.factors import Setting
 from dsv4_operator.cli.bisect.objects import LABEL_TESTING
 from dsv4_operator.cli.bisect.outcome import Batch
 from dsv4_operator.cli.bisect.plan import Arm, Kind, Limits, make_plan
 from dsv4_operator.cli.bisect.report import build, text
-from dsv4_operator.cli.bisect.runner import TeardownError
+from dsv4_operator.cli.bisect.runner import ArmError, TeardownError
 from dsv4_operator.cli.errors import UnreadableError
 from dsv4_operator.cli.kubectl import ClusterError, Kubectl
 from dsv4_operator.cli.output import warn
@@ -185,6 +187,55 @@ def test_a_spec_that_cannot_be_put_back_stays_on_disk(tmp_path: Path, spec: dict
     with pytest.raises(ClusterError, match=r"could not be put back.*test-before\.json"), run:
         pass
     assert json.loads(path.read_text())["spec"] == {"own": 1}
+
+
+MARKER = "".join(
+    f'dsv4_guard_info{{index_k="bf16",process="{process}",release="0.5.23",version="1"}} 1.0\n'
+    for process in ("api", "scheduler")
+)
+
+
+class Engines(Kubectl):
+    """Engine pods whose metrics only a command in the pod can read."""
+
+    def listed(self, _kind: str, selector: str) -> list[dict[str, Any]]:
+        assert "in (prefill,decode)" in selector  # pods of an engine's further nodes have no endpoint
+        return PODS
+
+    def execute(self, pod: str, _container: str, *words: str) -> str:
+        assert ("30010" if "decode" in pod else "30000") in words[-1]
+        return "" if "bare" in pod else MARKER
+
+
+PODS: list[dict[str, Any]] = []
+
+
+def pod(role: str, name: str = "", **metadata: Any) -> dict[str, Any]:
+    return {"metadata": {"name": f"{name}{role}", "labels": {LABEL_ROLE: role}, **metadata}}
+
+
+@pytest.mark.parametrize(
+    ("pods", "said"),
+    [
+        ([pod("prefill"), pod("decode")], ""),
+        ([pod("prefill"), pod("decode"), pod("decode", "bare", deletionTimestamp="now")], ""),
+        ([pod("prefill"), pod("decode", "bare")], "pod baredecode: its engine shows no marker"),
+        ([], "no engine pod has the labels"),
+    ],
+)
+def test_the_guard_is_read_from_every_engine(pods: list[dict[str, Any]], said: str) -> None:
+    PODS[:] = pods
+    run = ClusterRunner(
+        Engines(("kubectl", "--namespace", "n")),
+        {"metadata": {"name": "pair"}, "spec": {}},
+        GIVEN,
+        "run1",
+        images=ImageDefaults(),
+        canary_image="i",
+        start_timeout=1,
+    )
+    with pytest.raises(ArmError, match=said) if said else contextlib.nullcontext():
+        run._check_guard({"indexK": {"dtype": "BF16"}}, f"x=y,{_ENGINES}")
 
 
 @pytest.mark.parametrize(

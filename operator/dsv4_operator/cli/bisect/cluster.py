@@ -11,7 +11,15 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from dsv4_canary.soak.verdict import EXIT_INTERRUPTED
-from dsv4_operator.api.constants import ENGINE_PORT, KIND, LABEL_DEPLOYMENT, LABEL_ROLE, Role
+from dsv4_operator.api.constants import (
+    CONTAINER_ENGINE,
+    ENGINE_PORT,
+    ENGINE_ROLES,
+    KIND,
+    LABEL_DEPLOYMENT,
+    LABEL_ROLE,
+    Role,
+)
 from dsv4_operator.cli.bisect import objects
 from dsv4_operator.cli.bisect.backup import Backup
 from dsv4_operator.cli.bisect.factors import Setting
@@ -28,6 +36,8 @@ from dsv4_operator.engine.images import ImageDefaults
 from dsv4_operator.policy import refusals
 
 _RESOURCE: Final = "dsv4deployments.serving.dsv4.dev"
+_ENGINES: Final = f"{LABEL_ROLE} in ({','.join(role.value for role in ENGINE_ROLES)})"
+"""Engines that have an HTTP endpoint: pods of an engine's further nodes carry no role."""
 _POLL: Final = 2.0
 GONE_SECONDS: Final = 300.0
 """Longest wait until the pods of an arm have gone and their GPUs are free."""
@@ -192,7 +202,7 @@ class ClusterRunner:
             except AlreadyThereError:
                 raise ArmError(f"{name}: exists and is none of ours; delete or rename it") from None
             self._wait_ready(name)
-            self._check_guard(obj["spec"], f"{LABEL_DEPLOYMENT}={name},{LABEL_ROLE}!={Role.ROUTER}")
+            self._check_guard(obj["spec"], f"{LABEL_DEPLOYMENT}={name},{_ENGINES}")
             yield self._url(name)
         finally:
             with self._removing(name, _RESOURCE):
@@ -223,7 +233,7 @@ class ClusterRunner:
         version = found["metadata"]["resourceVersion"]
         self._kubectl.replace_spec(_RESOURCE, name, obj["spec"], resource_version=version)
         self._wait_ready(name)
-        self._check_guard(obj["spec"], f"{LABEL_DEPLOYMENT}={name},{LABEL_ROLE}!={Role.ROUTER}")
+        self._check_guard(obj["spec"], f"{LABEL_DEPLOYMENT}={name},{_ENGINES}")
         return self._url(name)
 
     def _check_guard(self, spec: Mapping[str, Any], selector: str) -> None:
@@ -234,16 +244,27 @@ class ClusterRunner:
         if not objects.needs_guard(spec):
             return
         index_k = str((spec.get("indexK") or {}).get("dtype") or "FP8")
-        for pod in self._kubectl.listed("pods", selector):
+        pods = [pod for pod in self._kubectl.listed("pods", selector) if "deletionTimestamp" not in pod["metadata"]]
+        if not pods:
+            raise ArmError(f"no engine pod has the labels {selector}, so nobody can say what runs")
+        for pod in pods:
             name, role = pod["metadata"]["name"], (pod["metadata"].get("labels") or {}).get(LABEL_ROLE)
-            port = ENGINE_PORT[Role(role) if role else Role.PREFILL]
-            namespace = self._kubectl.namespace()
-            metrics = self._kubectl.raw(f"/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/metrics")
+            metrics = self._metrics(name, ENGINE_PORT[Role(role) if role else Role.PREFILL])
             if not objects.shows_guard(metrics, index_k):
                 raise ArmError(
                     f"pod {name}: its engine shows no marker of the guard with index-K {index_k}, so it does not run "
                     "what the spec says; use the gated image"
                 )
+
+    def _metrics(self, pod: str, port: int) -> str:
+        """An engine's metrics: read in its own pod, where no NetworkPolicy is in the way; else through the API server,
+        which needs another right. Raises ClusterError."""
+        url = f"http://127.0.0.1:{port}/metrics"
+        code = f"import urllib.request as r; print(r.urlopen({url!r}, timeout=10).read().decode())"
+        try:
+            return self._kubectl.execute(pod, CONTAINER_ENGINE, "python3", "-c", code)
+        except ClusterError:
+            return self._kubectl.raw(f"/api/v1/namespaces/{self._kubectl.namespace()}/pods/{pod}:{port}/proxy/metrics")
 
     @contextmanager
     def _alone(self, arm: Arm) -> Iterator[str]:
