@@ -204,6 +204,11 @@ def _follow(kubectl: Kubectl, job: SoakJob, *, quiet: bool) -> int:
                     time.sleep(_POLL)
         pod = kubectl.get("pod", name)
         if pod is None:
+            # On SIGTERM the soak has published what it had, also when the Job's deadline or a drain ended it.
+            held = (kubectl.get("configmap", job.name) or {}).get("data") or {}
+            if held.get("exit-status", "").isdigit():
+                warn(f"soak: pod {name} was ended from outside; what it had is brought")
+                return int(held["exit-status"])
             raise ClusterError(f"pod {name}: is gone; its node was drained, or somebody deleted it")
         status = soak_job.finished(pod)
         if status is not None:

@@ -27,7 +27,8 @@ from dsv4_operator.cli.bisect.runner import ArmError, TeardownError
 from dsv4_operator.cli.errors import UnreadableError
 from dsv4_operator.cli.kubectl import ClusterError, Kubectl
 from dsv4_operator.cli.output import warn
-from dsv4_operator.cli.soak_cluster import termination_as_interrupt
+from dsv4_operator.cli.soak_cluster import run_job, termination_as_interrupt
+from dsv4_operator.desired.soak_job import SoakJob
 from dsv4_operator.engine.images import ImageDefaults
 
 Write = Callable[..., Path]
@@ -155,11 +156,11 @@ class Refusing(Kubectl):
 MADE: dict[str, dict[str, Any]] = {}
 
 
-def runner(raw: dict[str, Any], given: Setting = GIVEN, **more: Any) -> ClusterRunner:
+def runner(raw: dict[str, Any], given: Setting = GIVEN, kubectl: Kubectl | None = None, **more: Any) -> ClusterRunner:
     MADE.clear()
     MADE["test"] = {"metadata": {"labels": {LABEL_TESTING: "true"}}, "spec": {"own": 1}}
     return ClusterRunner(
-        Refusing(("kubectl",)),
+        kubectl or Refusing(("kubectl",)),
         raw,
         given,
         "run1",
@@ -168,6 +169,45 @@ def runner(raw: dict[str, Any], given: Setting = GIVEN, **more: Any) -> ClusterR
         start_timeout=1,
         **more,
     )
+
+
+class Left(Refusing):
+    """A killed run has left its server behind."""
+
+    def listed(self, kind: str, selector: str) -> list[dict[str, Any]]:
+        assert selector == "serving.dsv4.dev/bisect=pair"
+        return [{"metadata": {"name": "pair-bs-topology-one-server"}}] if "deployments" in kind.split(",") else []
+
+
+def test_what_a_killed_run_left_is_found(spec: dict[str, Any]) -> None:
+    run = runner({"metadata": {"name": "pair"}, "spec": spec}, kubectl=Left(("kubectl",)))
+    with pytest.raises(UnreadableError, match="pair-bs-topology-one-server"), run:
+        pass
+
+
+class Drained(Kubectl):
+    """The soak's pod has gone, and what it published is there."""
+
+    def listed(self, _kind: str, _selector: str) -> list[dict[str, Any]]:
+        running = {"containerStatuses": [{"name": "soak", "state": {"running": {}}}]}
+        return [{"metadata": {"name": "soak-pod"}, "status": running}]
+
+    def create(self, _obj: Mapping[str, Any]) -> dict[str, Any]:
+        return {"metadata": {"uid": "u"}}
+
+    def get(self, kind: str, _name: str) -> dict[str, Any] | None:
+        data = {"exit-status": "130", "t.json": '{"verdict": "corrupted"}'}
+        return {"data": data} if kind == "configmap" else None
+
+    def delete(self, *_words: Any, **_more: Any) -> None:
+        """Nothing is kept."""
+
+
+def test_a_drained_soak_brings_what_it_published() -> None:
+    job = SoakJob(name="soak-t-1", run="1", tag="t", image="i", arguments=())
+    result = run_job(Drained(("kubectl", "--namespace", "n")), job, quiet=True)
+    assert (result.status, result.interrupted) == (130, False)
+    assert result.report("t") == {"verdict": "corrupted"}
 
 
 def test_an_arm_that_cannot_be_removed_ends_the_bisection(spec: dict[str, Any]) -> None:

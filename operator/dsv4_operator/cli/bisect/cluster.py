@@ -91,7 +91,8 @@ class ClusterRunner:
 
     def __enter__(self) -> ClusterRunner:
         """Check that nothing is in the way. Raises UnreadableError, ClusterError."""
-        left = self._kubectl.listed(_RESOURCE, f"{objects.LABEL_BISECT}={self._name}")
+        # A server that stood alone is a Deployment.
+        left = self._kubectl.listed(f"{_RESOURCE},deployments", f"{objects.LABEL_BISECT}={self._name}")
         if left:
             names = ", ".join(item["metadata"]["name"] for item in left)
             raise UnreadableError(
