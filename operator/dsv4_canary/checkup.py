@@ -13,10 +13,10 @@ import aiohttp
 
 from dsv4_canary import pair, probe_set
 from dsv4_canary.attempt import ProbeResult
-from dsv4_canary.conclude import Seen, Verdict, conclude
+from dsv4_canary.conclude import TURNED_AWAY, Seen, Verdict, conclude
 from dsv4_canary.engine_view import EngineSample, read_engine
 from dsv4_canary.guard import check
-from dsv4_canary.judge import Kind
+from dsv4_canary.judge import Judgement, Kind
 from dsv4_canary.model import ProbeName, Role
 from dsv4_canary.pair import LegKind, Target
 from dsv4_canary.probe_set import SetSettings
@@ -125,7 +125,12 @@ async def _rounds(session: aiohttp.ClientSession, plan: Plan, report: Report, wa
     """Run the set so often. Returns why it ended early."""
 
     def take(result: ProbeResult) -> None:
-        result = watch.explained(result, settings.prompt_tokens)
+        result = _turned_away(watch.explained(result, settings.prompt_tokens))
+        if not report.results and _status(result) in (401, 403):
+            raise CheckupError(
+                f"{plan.target.decode}: answers HTTP {_status(result)} to requests; an API key is read from the "
+                "environment, see --help"
+            )
         report.results.append(result)
         watcher.result(result)
         watch.probed(result)
@@ -144,6 +149,19 @@ async def _rounds(session: aiohttp.ClientSession, plan: Plan, report: Report, wa
     except _Enough:
         return f"stopped after {_ENOUGH} requests in a row without an answer"
     return ""
+
+
+def _status(result: ProbeResult) -> int | None:
+    """HTTP status of a refusal (4xx), None for anything else."""
+    legs = () if result.raw is None else (result.raw.decode, result.raw.prefill)
+    return next((leg.status for leg in legs if leg.status is not None and 400 <= leg.status < 500), None)
+
+
+def _turned_away(result: ProbeResult) -> ProbeResult:
+    """The result; HTTP 429 says that there is no room now, which accuses nobody."""
+    if result.judgement.kind is not Kind.FAIL or _status(result) != 429:
+        return result
+    return replace(result, judgement=Judgement(Kind.BUSY, what=TURNED_AWAY))
 
 
 def _addresses(target: Target) -> list[tuple[str, str]]:

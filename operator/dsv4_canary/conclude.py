@@ -12,6 +12,8 @@ from dsv4_canary.judge import Kind
 from dsv4_canary.model import Cache, ProbeName, Severity
 from dsv4_canary.signatures import CATALOGUE, order
 
+TURNED_AWAY = "was turned away with HTTP 429"
+
 
 class Conclusion(StrEnum):
     """What a set of probes comes to."""
@@ -61,9 +63,14 @@ def conclude(results: Sequence[ProbeResult], seen: Seen) -> Verdict:
 
 
 def _tiers(judged: Sequence[ProbeResult]) -> dict[str, tuple[int, int]]:
-    total = Counter(result.cache for result in judged if not result.judgement.transport)
-    bad = Counter(r.cache for r in judged if r.judgement.kind is Kind.FAIL and not r.judgement.transport)
+    total = Counter(result.cache for result in judged if _answered(result))
+    bad = Counter(r.cache for r in judged if r.judgement.kind is Kind.FAIL and _answered(r))
     return {cache.value: (total[cache], bad[cache]) for cache in Cache if total[cache]}
+
+
+def _answered(result: ProbeResult) -> bool:
+    """A reply came, right or wrong; a rejected request (HTTP 4xx) has none."""
+    return not result.judgement.transport and "rejected" not in result.judgement.failures
 
 
 def _nothing(results: Sequence[ProbeResult]) -> str:
@@ -74,6 +81,8 @@ def _nothing(results: Sequence[ProbeResult]) -> str:
         return "nothing was proved: the prefill does not serve yet"
     if kinds & {Kind.PEER_UNREACHABLE, Kind.PEER_WEDGED}:
         return "nothing was proved: the prefill cannot be reached"
+    if any(result.judgement.what == TURNED_AWAY for result in results):
+        return "nothing was proved: the endpoint turns requests away with HTTP 429; try again later"
     if Kind.BUSY in kinds:
         return "nothing was proved: no answer in time, but the engines are at work; try again or raise --timeout"
     if Kind.UNUSABLE in kinds:
@@ -82,9 +91,11 @@ def _nothing(results: Sequence[ProbeResult]) -> str:
 
 
 def _reason(judged: Sequence[ProbeResult], failed: Sequence[ProbeResult]) -> str:
-    damaged = [result for result in failed if not result.judgement.transport]
+    damaged = [result for result in failed if _answered(result)]
     if not damaged:
-        return "tool calls " + _most_common([result.judgement.what for result in failed])
+        # What is said of one call, of many: only "was rejected" has a number.
+        said = _most_common([result.judgement.what for result in failed])
+        return "tool calls " + ("were" + said.removeprefix("was") if said.startswith("was ") else said)
     tiers = _only_cached(judged)
     if tiers:
         return (
@@ -96,7 +107,7 @@ def _reason(judged: Sequence[ProbeResult], failed: Sequence[ProbeResult]) -> str
 
 def _only_cached(judged: Sequence[ProbeResult]) -> list[str]:
     """Tiers with damaged replies, when replies to cold prompts are there and none of them is damaged."""
-    answered = [result for result in judged if not result.judgement.transport]
+    answered = [result for result in judged if _answered(result)]
     bad = {result.cache for result in answered if result.judgement.kind is Kind.FAIL}
     cold = any(result.cache is Cache.COLD for result in answered)
     return sorted(cache.value for cache in bad) if cold and bad <= {Cache.DEVICE, Cache.HOST} else []
@@ -151,7 +162,7 @@ def _notes(results: Sequence[ProbeResult], judged: Sequence[ProbeResult], seen: 
         notes.append(f"{busy} probes got no answer in time while the engines were at work; they count neither way")
     unusable = {r.probe.value: r.judgement.what for r in results if r.judgement.kind is Kind.UNUSABLE}
     notes += [f"{name}: could not be used, {why}" for name, why in unusable.items()]
-    answered = [result for result in judged if not result.judgement.transport]
+    answered = [result for result in judged if _answered(result)]
     if not answered:
         return tuple(notes)
     caches = {result.cache for result in answered}

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from dsv4_canary import __version__
-from dsv4_canary.soak.compare import ReportError, compare, comparison_text, read_report
+from dsv4_canary.soak.compare import ReportError, compare, comparison_text, exit_of_comparison, read_report
 from dsv4_canary.soak.job import Job, JobError, remake, run_job
 from dsv4_canary.soak.journal import JournalError
 from dsv4_canary.soak.options import EXITS, add_run
 from dsv4_canary.soak.publish import PublishError, content, own_account, publish
 from dsv4_canary.soak.settings import SettingsError, Stream, Thinking, parse_endpoint
 from dsv4_canary.soak.stats import sessions_needed
-from dsv4_canary.soak.verdict import EXIT_CLEAN, EXIT_CORRUPTED, EXIT_INTERRUPTED, EXIT_USAGE
+from dsv4_canary.soak.verdict import EXIT_CLEAN, EXIT_INTERRUPTED, EXIT_USAGE
 
 
 class _Parser(argparse.ArgumentParser):
@@ -157,7 +157,7 @@ def _compare(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(result, ensure_ascii=False, indent=2) + "\n")
     else:
         sys.stdout.write(comparison_text(result))
-    return EXIT_CORRUPTED if result["differ"] else EXIT_CLEAN
+    return exit_of_comparison(result)
 
 
 def _needed(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from dsv4_canary.soak.markdown import p_text, rate_text
 from dsv4_canary.soak.report import VERSION
 from dsv4_canary.soak.stats import ALPHA, Rate, effect, fisher_exact, wilson
-from dsv4_canary.soak.verdict import percent
+from dsv4_canary.soak.verdict import EXIT_CLEAN, EXIT_CORRUPTED, EXIT_UNUSABLE, percent
 
 Json = Mapping[str, Any]
 
@@ -98,6 +98,7 @@ def compare(a: Json, b: Json) -> dict[str, Any]:
         "a": settings_a.get("tag"),
         "b": settings_b.get("tag"),
         "differ": float(str(main["pValue"])) < ALPHA,
+        "comparable": all(_rate(report, "corruptedSessions").trials for report in (a, b)),
         "sentence": _sentence(a, b, float(str(main["pValue"]))),
         "measures": measures,
         "signatures": by_signature,
@@ -149,6 +150,13 @@ def _notes(a: Json, b: Json, changed: Json) -> list[str]:
         "signatures are a guide only."
     )
     return notes
+
+
+def exit_of_comparison(result: Json) -> int:
+    """Exit status: nothing to compare is no proof that nothing differs."""
+    if not result["comparable"]:
+        return EXIT_UNUSABLE
+    return EXIT_CORRUPTED if result["differ"] else EXIT_CLEAN
 
 
 def comparison_text(result: Json) -> str:

@@ -16,7 +16,7 @@ exit status of run and report:
   130  interrupted; what was done is kept, --resume goes on
 A run whose results could not be published says so and keeps its status.
 
-exit status of compare: 0 no difference proved, 1 they differ, 2 as above
+exit status of compare: 0 no difference proved, 1 they differ, 2 as above, 3 nothing to compare
 """
 
 

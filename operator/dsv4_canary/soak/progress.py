@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from typing import TextIO
 
@@ -55,7 +56,7 @@ class Progress:
         if not self._quiet and self._tally.planned_replies:
             self._write()
             if self._live:
-                self._out.write("\n")
+                self._put("\n")
             self._last = ""
 
     async def show(self) -> None:
@@ -70,18 +71,22 @@ class Progress:
     def close(self) -> None:
         """Write the last state."""
         self.end_phase()
-        self._out.flush()
+        self._put("")
 
     def _write(self) -> None:
         line = progress_line(self._tally)
         if not self._live:
             if line != self._last:
-                self._out.write(line + "\n")
-                self._out.flush()
+                self._put(line + "\n")
             self._last = line
             return
         room = max(20, shutil.get_terminal_size().columns - 1)
         self._last = line if len(line) <= room else short_line(self._tally)[:room]
         # Return, text, clear to the end: no flicker, and nothing is left of a longer line.
-        self._out.write(f"\r{self._last}\x1b[K")
-        self._out.flush()
+        self._put(f"\r{self._last}\x1b[K")
+
+    def _put(self, text: str) -> None:
+        """Write. A reader that has gone (`| tee` that Ctrl-C ended, a closed terminal) must not cost the reports."""
+        with contextlib.suppress(OSError, ValueError):
+            self._out.write(text)
+            self._out.flush()

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from dsv4_canary.soak.compare import ReportError, compare, comparison_text, read_report
+from dsv4_canary.soak.compare import ReportError, compare, comparison_text, exit_of_comparison, read_report
 from dsv4_operator.cli.errors import UnreadableError
 from dsv4_operator.cli.output import print_json
 
@@ -15,7 +15,7 @@ EMPTY: Final[dict[str, Any]] = {"kind": "dsv4-soak-comparison"}
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 1 when the arms differ."""
+    """Exit code: 0 no difference proved, 1 they differ, 3 a run without replies."""
     try:
         result = compare(read_report(Path(args.a)), read_report(Path(args.b)))
     except ReportError as error:
@@ -24,4 +24,4 @@ def run(args: argparse.Namespace) -> int:
         print_json(result)
     else:
         sys.stdout.write(comparison_text(result))
-    return 1 if result["differ"] else 0
+    return exit_of_comparison(result)

@@ -73,16 +73,22 @@ class Kubectl:
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         """An object, None when there is none. Raises ClusterError."""
         text = self._run("get", kind, name, "-o", "json", "--ignore-not-found")
-        return json.loads(text) if text.strip() else None
+        return self._object(text) if text.strip() else None
 
     def listed(self, kind: str, selector: str) -> list[dict[str, Any]]:
         """Objects with the labels. Raises ClusterError."""
-        found: list[dict[str, Any]] = json.loads(self._run("get", kind, "-l", selector, "-o", "json"))["items"]
+        found = self._object(self._run("get", kind, "-l", selector, "-o", "json")).get("items")
+        if not isinstance(found, list):
+            raise ClusterError(f"{self.words[0]}: answers a list without items; is it kubectl?")
         return found
 
     def raw(self, path: str) -> str:
         """The text at a path of the API server, such as a pod's proxy. Raises ClusterError."""
         return self._run("get", "--raw", path)
+
+    def execute(self, pod: str, container: str, *words: str) -> str:
+        """What a command in a container prints. Raises ClusterError."""
+        return self._run("exec", pod, "-c", container, "--", *words)
 
     def create(self, obj: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object; never changes one that is somebody else's. Raises AlreadyThereError, ClusterError.
@@ -90,7 +96,7 @@ class Kubectl:
         Where the answer to a first attempt was lost, the object may be there already: the run label tells ours.
         """
         try:
-            made: dict[str, Any] = json.loads(self._run("create", "-f", "-", "-o", "json", given=json.dumps(obj)))
+            made = self._object(self._run("create", "-f", "-", "-o", "json", given=json.dumps(obj)))
         except AlreadyThereError:
             found = self.get(obj["kind"], obj["metadata"]["name"])
             mine = (obj["metadata"].get("labels") or {}).get(LABEL_RUN)
@@ -103,14 +109,18 @@ class Kubectl:
         """Merge-patch an object, with `resource_version` only the state that was read. Raises ClusterError."""
         if resource_version is not None:
             patch = {**patch, "metadata": {**patch.get("metadata", {}), "resourceVersion": resource_version}}
-        self._run("patch", kind, name, "--type", "merge", "-p", json.dumps(patch))
+        self._patch(kind, name, "merge", patch)
 
     def replace_spec(self, kind: str, name: str, spec: Mapping[str, Any], *, resource_version: str | None) -> None:
         """Put a whole spec in place of the present one. Raises ClusterError."""
         operations: list[dict[str, Any]] = [{"op": "replace", "path": "/spec", "value": spec}]
         if resource_version is not None:
             operations.insert(0, {"op": "test", "path": "/metadata/resourceVersion", "value": resource_version})
-        self._run("patch", kind, name, "--type", "json", "-p", json.dumps(operations))
+        self._patch(kind, name, "json", operations)
+
+    def _patch(self, kind: str, name: str, form: str, value: object) -> None:
+        # Over stdin: a spec may hold secrets, and everybody on the machine can read the arguments of a process.
+        self._run("patch", kind, name, "--type", form, "--patch-file", "/dev/stdin", given=json.dumps(value))
 
     def delete(self, kind: str, name: str, *, wait_seconds: float = 0) -> None:
         """Delete an object with all that it owns; none is fine. Waits until it is gone. Raises ClusterError."""
@@ -134,6 +144,16 @@ class Kubectl:
         finally:
             process.terminate()
             process.wait()
+
+    def _object(self, text: str) -> dict[str, Any]:
+        """An answer of kubectl. Raises ClusterError when it is no JSON object."""
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise ClusterError(f"{self.words[0]}: answers no JSON object; is it kubectl?")
+        return value
 
     def _run(self, *words: str, given: str | None = None, timeout: float = _TIMEOUT) -> str:
         said = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -67,6 +68,14 @@ def is_terminal(stream: TextIO) -> bool:
 def print_line(text: str, stream: TextIO | None = None) -> None:
     """One plain line, on stdout unless said otherwise."""
     (stream or sys.stdout).write(text + "\n")
+
+
+def warn(text: str) -> None:
+    """One line on stderr. Nobody may read there any more (`| tee` that Ctrl-C ended, a closed terminal): what is left
+    to do, such as removing objects, is done all the same."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 def print_table(

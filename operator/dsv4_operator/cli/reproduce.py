@@ -11,20 +11,24 @@ from dsv4_canary.soak.options import EXITS, add_run
 COMMANDS: Final = {"soak": "soak", "compare": "compare", "bisect": "bisect.command"}
 """Command to module."""
 
-_COMPARE_EXITS: Final = "Exit codes: 0 no difference proved, 1 they differ, 2 unreadable input or wrong usage."
+_SOAK_EXITS: Final = EXITS.split("\nexit status of compare")[0].replace("exit status of run and report", "exit status")
+_COMPARE_EXITS: Final = (
+    "Exit codes: 0 no difference proved, 1 they differ, 2 unreadable input or wrong usage,\n"
+    "3 nothing to compare: a run without replies."
+)
 _BISECT_EXITS: Final = """exit status:
   0    the setting as given is clean, or --dry-run
-  1    corruption shown, and a factor named
+  1    the fault is there, and a factor is named
   2    bad usage, unreadable or refused object
   3    it could not be run or decided: no arm started, too few sessions, budget used up
-  4    corruption shown, and no single factor is the cause
+  4    the fault is there, and no factor of these is the cause, or several that were not told apart
   130  interrupted; arms are torn down, what was done is kept, --resume goes on
 """
 
 
 def register(commands: Any) -> None:
     """Add the commands to the parser of dsv4ctl."""
-    _soak(_command(commands, "soak", "Run many agent sessions against an endpoint and check every reply.", EXITS))
+    _soak(_command(commands, "soak", "Run many agent sessions against an endpoint and check every reply.", _SOAK_EXITS))
     compare = _command(commands, "compare", "Compare two soaks: do they differ, and by how much?", _COMPARE_EXITS)
     compare.add_argument("a", metavar="A.json", help="report of a soak")
     compare.add_argument("b", metavar="B.json", help="report of another")

@@ -12,17 +12,18 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from dsv4_canary.soak.markdown import summary_rows
 from dsv4_canary.soak.page import page
-from dsv4_canary.soak.settings import SettingsError, parse_endpoint
+from dsv4_canary.soak.settings import SettingsError, SoakSettings, check, parse_endpoint
 from dsv4_canary.soak.verdict import EXIT_INTERRUPTED, EXIT_UNUSABLE
 from dsv4_operator.cli.errors import UnreadableError
 from dsv4_operator.cli.kubectl import ClusterError, Kubectl, connect
+from dsv4_operator.cli.output import warn
 from dsv4_operator.desired import soak_job
 from dsv4_operator.desired.soak_job import LABEL_RUN, SoakJob
 
@@ -62,16 +63,23 @@ def new_run() -> str:
 
 @contextlib.contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does: clean up, then end."""
+    """SIGTERM and a closed terminal (SIGHUP) do what Ctrl-C does: clean up, then end. nohup stays what it is."""
 
-    def interrupt(_number: int, _frame: object) -> None:
+    def interrupt(number: int, _frame: object) -> None:
+        if number == signal.SIGHUP:
+            # Shell and kernel both send one, and the second must not stop the tidying.
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    old = signal.signal(signal.SIGTERM, interrupt)
+    old = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    caught = [number for number, handler in old.items() if handler is not signal.SIG_IGN]
+    for number in caught:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, old)
+        for number in caught:
+            signal.signal(number, old[number])
 
 
 def run_here(args: argparse.Namespace) -> Ended:
@@ -79,10 +87,7 @@ def run_here(args: argparse.Namespace) -> Ended:
     image = args.image or os.environ.get("DSV4CTL_CANARY_IMAGE")
     if not image:
         raise UnreadableError("--image: the canary image is not known; give it, or set DSV4CTL_CANARY_IMAGE")
-    try:
-        parse_endpoint(args.endpoint)
-    except SettingsError as error:
-        raise UnreadableError(str(error)) from None
+    check_load({**vars(args), "endpoint": args.endpoint})
     secret, _, key = (args.api_key_secret or "").partition("/")
     run = new_run()
     job = SoakJob(
@@ -98,16 +103,17 @@ def run_here(args: argparse.Namespace) -> Ended:
     folder = Path(args.out)
     if (folder / f"{args.tag}.json").exists():
         raise UnreadableError(f"--tag = {args.tag!r}: {folder / args.tag}.json exists; give another tag or --out")
+    _make_folder(folder)
     try:
         with termination_as_interrupt():
             result = run_job(connect(args), job, keep=args.keep, quiet=args.quiet)
     except ClusterError as error:
-        sys.stderr.write(f"soak: {error}\n")
+        warn(f"soak: {error}")
         return Ended(EXIT_UNUSABLE)
     paths = store(result, args.tag, folder)
     report = result.report(args.tag)
     if report is None:
-        sys.stderr.write("soak: brought no report; its log is above\n")
+        warn("soak: brought no report" + ("" if args.quiet else "; its log is above"))
         return Ended(result.status or EXIT_UNUSABLE)
     if args.output == "json":
         sys.stdout.write(json.dumps(report, ensure_ascii=False, indent=2) + "\n")
@@ -118,6 +124,30 @@ def run_here(args: argparse.Namespace) -> Ended:
     if result.left_out:
         lines.append(f"  note: too large for a ConfigMap and left out: {result.left_out}")
     return Ended(result.status, "\n".join([*lines, "", "files: " + ", ".join(map(os.fspath, paths)), ""]))
+
+
+_LOAD: Final = ("sessions", "rounds", "ctx", "shared_ctx", "share", "max_tokens", "timeout", "seed", "baseline",
+                "concurrency", "reask", "give_up", "max_failed")  # fmt: skip
+
+
+def check_load(values: Mapping[str, Any]) -> None:
+    """That a soak takes these options, before GPUs or a cluster are asked for anything. Raises UnreadableError."""
+    given = {name: values[name] for name in _LOAD if values.get(name) is not None}
+    try:
+        endpoint = parse_endpoint(values.get("endpoint", "http://arm"))
+        check(SoakSettings(endpoint=endpoint, tag=values.get("tag", "arm"), model="", **given))
+    except SettingsError as error:
+        raise UnreadableError(str(error)) from None
+
+
+def _make_folder(folder: Path) -> None:
+    """Before the load: the results are removed from the cluster whether they can be written or not."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnreadableError(f"--out = {folder}: cannot be made ({error.strerror}); choose another place") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UnreadableError(f"--out = {folder}: cannot be written; choose another place")
 
 
 def store(result: JobResult, tag: str, folder: Path) -> list[Path]:
@@ -145,19 +175,19 @@ def run_job(kubectl: Kubectl, job: SoakJob, *, keep: bool = False, quiet: bool =
         for obj in soak_job.other_objects(job, owner):
             kubectl.create(obj)
         if not quiet:
-            sys.stderr.write(f"soak: Job {kubectl.namespace()}/{job.name}, image {job.image}; Ctrl-C stops it\n")
+            warn(f"soak: Job {kubectl.namespace()}/{job.name}, image {job.image}; Ctrl-C stops it")
         interrupted = False
         try:
             status = _follow(kubectl, job, quiet=quiet)
         except KeyboardInterrupt:
             interrupted = True
-            sys.stderr.write("soak: stopping the Job and fetching what it has; Ctrl-C again leaves it\n")
+            warn("soak: stopping the Job and fetching what it has; Ctrl-C again gives that up")
             kubectl.delete("job", job.name, wait_seconds=soak_job.GRACE_SECONDS + 15)
             status = EXIT_INTERRUPTED
         return replace(_results(kubectl, job, status), interrupted=interrupted)
     finally:
         if keep:
-            sys.stderr.write(f"soak: kept; kubectl delete configmap {job.name} removes all\n")
+            warn(f"soak: kept; kubectl delete configmap {job.name} removes all")
         else:
             _remove(kubectl, job)
 
@@ -174,6 +204,11 @@ def _follow(kubectl: Kubectl, job: SoakJob, *, quiet: bool) -> int:
                     time.sleep(_POLL)
         pod = kubectl.get("pod", name)
         if pod is None:
+            # On SIGTERM the soak has published what it had, also when the Job's deadline or a drain ended it.
+            held = (kubectl.get("configmap", job.name) or {}).get("data") or {}
+            if held.get("exit-status", "").isdigit():
+                warn(f"soak: pod {name} was ended from outside; what it had is brought")
+                return int(held["exit-status"])
             raise ClusterError(f"pod {name}: is gone; its node was drained, or somebody deleted it")
         status = soak_job.finished(pod)
         if status is not None:
@@ -215,4 +250,4 @@ def _remove(kubectl: Kubectl, job: SoakJob) -> None:
         except ClusterError as error:
             left.append(str(error))
     if left:
-        sys.stderr.write(f"soak: could not be removed: {'; '.join(left)}; kubectl delete configmap {job.name}\n")
+        warn(f"soak: could not be removed: {'; '.join(left)}; kubectl delete configmap {job.name}")

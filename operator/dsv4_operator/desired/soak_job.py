@@ -82,7 +82,7 @@ def other_objects(job: SoakJob, owner_uid: str | None) -> list[dict[str, Any]]:
 
 def labels(job: SoakJob) -> dict[str, str]:
     """Labels of all objects and of the pod."""
-    found = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "dsv4", LABEL_TAG: job.tag.rstrip("._-")}
+    found = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "dsv4", LABEL_TAG: job.tag[:63].rstrip("._-")}
     return found | ({LABEL_RUN: job.run} if job.run else {})
 
 

@@ -254,8 +254,8 @@ def test_plain_endpoint_with_a_key(ctl: Any, start: Start, monkeypatch: pytest.M
     assert f"endpoint {url}: SGLang 0.5.23" in done.out
     monkeypatch.setenv("MY_KEY", "wrong-key-42")
     done = ctl("canary", "--endpoint", url, "--api-key-env", "MY_KEY", "--model", MODEL)
-    assert done.code == 1
-    assert "HTTP 401" in done.out
+    assert done.code == 2
+    assert f"dsv4ctl: {url}: answers HTTP 401 to requests; an API key is read from the environment" in done.err
     assert "wrong-key-42" not in done.out + done.err
     done = ctl("canary", "--endpoint", url, "--api-key-env", "NO_SUCH_KEY")
     assert done.err == "dsv4ctl: --api-key-env NO_SUCH_KEY: is not set; export it, or leave the option out\n"

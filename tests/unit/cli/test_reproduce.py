@@ -39,6 +39,9 @@ def test_compare(ctl: Any, tmp_path: Path) -> None:
     assert done.out.startswith("a corrupts more sessions than b: 22.5 % against 0 %")
     done = ctl("compare", tmp_path / "b.json", tmp_path / "c.json", "-o", "json")
     assert (done.code, done.json["differ"]) == (0, False)
+    (tmp_path / "empty.json").write_text(json.dumps(report(0, sessions=0)))
+    done = ctl("compare", tmp_path / "a.json", tmp_path / "empty.json")
+    assert (done.code, done.out.splitlines()[0][:18]) == (3, "Nothing to compare")
     done = ctl("compare", tmp_path / "a.json", tmp_path / "none.json")
     assert done.code == 2
     assert "cannot be read" in done.err

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4_canary.attempt import ProbeResult
-from dsv4_canary.conclude import Conclusion, Seen, conclude
+from dsv4_canary.conclude import TURNED_AWAY, Conclusion, Seen, conclude
 from dsv4_canary.judge import Judgement, Kind
 from dsv4_canary.model import Cache, Mode, ProbeName, Severity
 from dsv4_canary.signatures import CATALOGUE
@@ -53,6 +53,23 @@ def test_cold_prompts_are_damaged_too() -> None:
 
 def test_cold_was_not_asked() -> None:
     assert "(S1)" in conclude([result(Kind.FAIL, Cache.HOST, "S1")], Seen()).message
+
+
+def test_rejected_requests_are_no_answers() -> None:
+    rejected = result(
+        Kind.FAIL, Cache.UNKNOWN, "rejected", what="was rejected, decode answered HTTP 400", severity=Severity.CONTRACT
+    )
+    verdict = conclude([rejected, rejected, rejected], Seen())
+    assert verdict.message == "3 of 3 probes failed: tool calls were rejected, decode answered HTTP 400"
+    assert verdict.tiers == {}
+    assert not any("cache" in note for note in verdict.notes)
+
+
+def test_requests_turned_away_prove_nothing() -> None:
+    away = result(Kind.BUSY, Cache.UNKNOWN, what=TURNED_AWAY)
+    verdict = conclude([away, away, away], Seen())
+    assert verdict.conclusion is Conclusion.NOTHING
+    assert "turns requests away with HTTP 429" in verdict.message
 
 
 def test_one_odd_reply_is_no_proof() -> None:

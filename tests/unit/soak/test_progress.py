@@ -100,3 +100,20 @@ async def test_a_terminal_is_redrawn_and_each_phase_keeps_its_line() -> None:
 
 async def test_quiet_says_nothing() -> None:
     assert await shown(io.StringIO(), quiet=True) == ""
+
+
+class Gone(io.StringIO):
+    """A stderr whose reader has ended."""
+
+    def write(self, _text: str) -> int:
+        raise BrokenPipeError
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+async def test_a_reader_that_has_gone_costs_no_report() -> None:
+    tally, _ = filled()
+    progress = Progress(tally, Gone())
+    progress.end_phase()
+    progress.close()

@@ -11,11 +11,20 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from dsv4_canary.soak.verdict import EXIT_INTERRUPTED
-from dsv4_operator.api.constants import ENGINE_PORT, KIND, LABEL_DEPLOYMENT, LABEL_ROLE, Role
+from dsv4_operator.api.constants import (
+    CONTAINER_ENGINE,
+    ENGINE_PORT,
+    ENGINE_ROLES,
+    KIND,
+    LABEL_DEPLOYMENT,
+    LABEL_ROLE,
+    Role,
+)
 from dsv4_operator.cli.bisect import objects
+from dsv4_operator.cli.bisect.backup import Backup
 from dsv4_operator.cli.bisect.factors import Setting
 from dsv4_operator.cli.bisect.plan import Arm
-from dsv4_operator.cli.bisect.runner import ArmError, Load
+from dsv4_operator.cli.bisect.runner import ArmError, Load, TeardownError
 from dsv4_operator.cli.errors import UnreadableError
 from dsv4_operator.cli.judge import Judgement, finding_line, judge_object
 from dsv4_operator.cli.kubectl import AlreadyThereError, ClusterError, Kubectl
@@ -27,6 +36,8 @@ from dsv4_operator.engine.images import ImageDefaults
 from dsv4_operator.policy import refusals
 
 _RESOURCE: Final = "dsv4deployments.serving.dsv4.dev"
+_ENGINES: Final = f"{LABEL_ROLE} in ({','.join(role.value for role in ENGINE_ROLES)})"
+"""Engines that have an HTTP endpoint: pods of an engine's further nodes carry no role."""
 _POLL: Final = 2.0
 GONE_SECONDS: Final = 300.0
 """Longest wait until the pods of an arm have gone and their GPUs are free."""
@@ -46,8 +57,8 @@ class _Serving:
 
 
 class ClusterRunner:
-    """Arms in one namespace. `raw`: the given object as it was read; `backup` gets a test object's own spec before
-    anything is edited."""
+    """Arms in one namespace. `raw`: the given object as it was read; `backup` keeps a test object's own spec while it
+    is edited."""
 
     def __init__(
         self,
@@ -60,7 +71,7 @@ class ClusterRunner:
         canary_image: str,
         start_timeout: float,
         test_deployment: str | None = None,
-        backup: Callable[[dict[str, Any]], None] | None = None,
+        backup: Backup | None = None,
         say: Callable[[str], None] = lambda _line: None,
         quiet: bool = False,
     ) -> None:
@@ -80,7 +91,8 @@ class ClusterRunner:
 
     def __enter__(self) -> ClusterRunner:
         """Check that nothing is in the way. Raises UnreadableError, ClusterError."""
-        left = self._kubectl.listed(_RESOURCE, f"{objects.LABEL_BISECT}={self._name}")
+        # A server that stood alone is a Deployment.
+        left = self._kubectl.listed(f"{_RESOURCE},deployments", f"{objects.LABEL_BISECT}={self._name}")
         if left:
             names = ", ".join(item["metadata"]["name"] for item in left)
             raise UnreadableError(
@@ -88,15 +100,22 @@ class ClusterRunner:
                 f"kubectl delete {_RESOURCE},deployments,services -l {objects.LABEL_BISECT}={self._name}"
             )
         if self._test is not None:
-            self._before = self._editable(self._test)["spec"]
+            present = self._editable(self._test)["spec"]
+            self._before = present if self._backup is None else self._backup.keep(present)
             if self._backup is not None:
-                self._backup(self._before)
+                self._say(f"{self._test}: its own spec is kept in {self._backup.path} until it is put back")
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._test is not None and self._before is not None:
             self._say(f"{self._test}: back to its own spec")
-            self._kubectl.replace_spec(_RESOURCE, self._test, self._before, resource_version=None)
+            try:
+                self._kubectl.replace_spec(_RESOURCE, self._test, self._before, resource_version=None)
+            except ClusterError as error:
+                kept = f"; it is in {self._backup.path}" if self._backup is not None else ""
+                raise ClusterError(f"{self._test}: its own spec could not be put back: {error}{kept}") from None
+            if self._backup is not None:
+                self._backup.done()
 
     def _editable(self, name: str) -> dict[str, Any]:
         """The test object. Raises UnreadableError unless a person has marked it for this."""
@@ -117,7 +136,7 @@ class ClusterRunner:
 
     @contextmanager
     def open(self, arm: Arm) -> Iterator[_Serving]:
-        """Deploy, wait until it serves, tear down. Raises ArmError."""
+        """Deploy, wait until it serves, tear down. Raises ArmError, TeardownError."""
         try:
             if not arm.setting.pair:
                 with self._alone(arm) as endpoint:
@@ -184,10 +203,22 @@ class ClusterRunner:
             except AlreadyThereError:
                 raise ArmError(f"{name}: exists and is none of ours; delete or rename it") from None
             self._wait_ready(name)
-            self._check_guard(obj["spec"], f"{LABEL_DEPLOYMENT}={name},{LABEL_ROLE}!={Role.ROUTER}")
+            self._check_guard(obj["spec"], f"{LABEL_DEPLOYMENT}={name},{_ENGINES}")
             yield self._url(name)
         finally:
-            self._remove_pair(name)
+            with self._removing(name, _RESOURCE):
+                self._remove_pair(name)
+
+    @contextmanager
+    def _removing(self, name: str, kinds: str) -> Iterator[None]:
+        """Raises TeardownError for what the cluster refuses."""
+        try:
+            yield
+        except ClusterError as error:
+            raise TeardownError(
+                f"{name}: could not be removed, and holds its GPUs: {error}; "
+                f"kubectl delete {kinds} {name}, then --resume"
+            ) from None
 
     def _remove_pair(self, name: str) -> None:
         """Remove an arm, and only an arm of this run."""
@@ -203,7 +234,7 @@ class ClusterRunner:
         version = found["metadata"]["resourceVersion"]
         self._kubectl.replace_spec(_RESOURCE, name, obj["spec"], resource_version=version)
         self._wait_ready(name)
-        self._check_guard(obj["spec"], f"{LABEL_DEPLOYMENT}={name},{LABEL_ROLE}!={Role.ROUTER}")
+        self._check_guard(obj["spec"], f"{LABEL_DEPLOYMENT}={name},{_ENGINES}")
         return self._url(name)
 
     def _check_guard(self, spec: Mapping[str, Any], selector: str) -> None:
@@ -214,16 +245,27 @@ class ClusterRunner:
         if not objects.needs_guard(spec):
             return
         index_k = str((spec.get("indexK") or {}).get("dtype") or "FP8")
-        for pod in self._kubectl.listed("pods", selector):
+        pods = [pod for pod in self._kubectl.listed("pods", selector) if "deletionTimestamp" not in pod["metadata"]]
+        if not pods:
+            raise ArmError(f"no engine pod has the labels {selector}, so nobody can say what runs")
+        for pod in pods:
             name, role = pod["metadata"]["name"], (pod["metadata"].get("labels") or {}).get(LABEL_ROLE)
-            port = ENGINE_PORT[Role(role) if role else Role.PREFILL]
-            namespace = self._kubectl.namespace()
-            metrics = self._kubectl.raw(f"/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/metrics")
+            metrics = self._metrics(name, ENGINE_PORT[Role(role) if role else Role.PREFILL])
             if not objects.shows_guard(metrics, index_k):
                 raise ArmError(
                     f"pod {name}: its engine shows no marker of the guard with index-K {index_k}, so it does not run "
                     "what the spec says; use the gated image"
                 )
+
+    def _metrics(self, pod: str, port: int) -> str:
+        """An engine's metrics: read in its own pod, where no NetworkPolicy is in the way; else through the API server,
+        which needs another right. Raises ClusterError."""
+        url = f"http://127.0.0.1:{port}/metrics"
+        code = f"import urllib.request as r; print(r.urlopen({url!r}, timeout=10).read().decode())"
+        try:
+            return self._kubectl.execute(pod, CONTAINER_ENGINE, "python3", "-c", code)
+        except ClusterError:
+            return self._kubectl.raw(f"/api/v1/namespaces/{self._kubectl.namespace()}/pods/{pod}:{port}/proxy/metrics")
 
     @contextmanager
     def _alone(self, arm: Arm) -> Iterator[str]:
@@ -249,11 +291,12 @@ class ClusterRunner:
             yield self._url(name)
         finally:
             self._say(f"{name}: removing")
-            for item in made:
-                held = self._kubectl.get(item["kind"], name)
-                if held is not None and (held["metadata"].get("labels") or {}).get(LABEL_RUN) == run:
-                    self._kubectl.delete(item["kind"], name)
-            self._wait_gone(f"{LABEL_RUN}={run}")
+            with self._removing(name, "deployments,services"):
+                for item in made:
+                    held = self._kubectl.get(item["kind"], name)
+                    if held is not None and (held["metadata"].get("labels") or {}).get(LABEL_RUN) == run:
+                        self._kubectl.delete(item["kind"], name)
+                self._wait_gone(f"{LABEL_RUN}={run}")
 
     def _url(self, name: str) -> str:
         return f"http://{name}.{self._kubectl.namespace()}.svc"

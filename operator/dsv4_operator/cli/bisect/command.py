@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import argparse
-import json
 import secrets
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 from dsv4_operator.cli.bisect import report as reports
+from dsv4_operator.cli.bisect.backup import Backup
 from dsv4_operator.cli.bisect.cluster import ClusterRunner
 from dsv4_operator.cli.bisect.execute import Bisection
 from dsv4_operator.cli.bisect.factors import Factor
 from dsv4_operator.cli.bisect.objects import setting_of
 from dsv4_operator.cli.bisect.plan import Limits, Plan, make_plan
+from dsv4_operator.cli.bisect.runner import TeardownError
 from dsv4_operator.cli.errors import UnreadableError
 from dsv4_operator.cli.files import load_object, shown_name
 from dsv4_operator.cli.judge import Judgement, finding_line, image_defaults, judge_object
 from dsv4_operator.cli.kubectl import ClusterError, connect
-from dsv4_operator.cli.output import print_json
-from dsv4_operator.cli.soak_cluster import new_run, termination_as_interrupt
+from dsv4_operator.cli.output import print_json, warn
+from dsv4_operator.cli.soak_cluster import check_load, new_run, termination_as_interrupt
 from dsv4_operator.policy import refusals
 
 EMPTY: Final[dict[str, Any]] = {"kind": "dsv4-bisection"}
 _LOAD: Final = ("sessions", "rounds", "ctx", "shared_ctx", "share", "max_tokens", "timeout")
+_RANGES: Final = (
+    ("batches", 1, 50),
+    ("startup_minutes", 0, 10_000),
+    ("batch_minutes", 0, 10_000),
+    ("max_gpu_hours", 0, 1e6),
+    ("start_timeout", 1, 1e6),
+)
 _EARLY_SEND: Final = "the operator turns it off wherever it exists"
 
 
@@ -52,9 +60,11 @@ def plan_of(args: argparse.Namespace, judgement: Judgement) -> Plan:
     """The plan that options and object ask for. Raises UnreadableError."""
     assert judgement.deployment is not None
     spec = judgement.deployment.spec
-    for option, low, high in (("batches", 1, 50), ("sessions", 1, 10_000)):
-        if not low <= getattr(args, option) <= high:
-            raise UnreadableError(f"--{option} = {getattr(args, option)}: out of range; give {low} to {high}")
+    for name, low, high in _RANGES:
+        value = getattr(args, name)
+        if value is not None and not low <= value <= high:  # also refuses NaN, which no limit would ever stop
+            raise UnreadableError(f"--{name.replace('_', '-')} = {value:g}: out of range; give {low:g} to {high:g}")
+    check_load({name: getattr(args, name) for name in (*_LOAD, "seed")})
     given = setting_of(spec, _release(judgement), spec.engine.image)
     limits = Limits(
         sessions=args.sessions,
@@ -117,14 +127,7 @@ def _run(args: argparse.Namespace, raw: dict[str, Any], judgement: Judgement, pl
 
     def say(line: str) -> None:
         if not args.quiet:
-            sys.stderr.write(f"bisect: {line}\n")
-
-    def backup(spec: dict[str, Any]) -> None:
-        # A killed run cannot put it back itself.
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{args.test_deployment}-before.json"
-        path.write_text(json.dumps({"spec": spec}, indent=1) + "\n")
-        say(f"{args.test_deployment}: its own spec is kept in {path}")
+            warn(f"bisect: {line}")
 
     runner = ClusterRunner(
         kubectl,
@@ -135,7 +138,7 @@ def _run(args: argparse.Namespace, raw: dict[str, Any], judgement: Judgement, pl
         canary_image=canary,
         start_timeout=args.start_timeout,
         test_deployment=args.test_deployment,
-        backup=backup,
+        backup=Backup(folder / f"{args.test_deployment}-before.json") if args.test_deployment else None,
         say=say,
         quiet=args.quiet,
     )
@@ -147,8 +150,8 @@ def _run(args: argparse.Namespace, raw: dict[str, Any], judgement: Judgement, pl
     try:
         with termination_as_interrupt(), runner:
             report = bisection.run()
-    except ClusterError as error:
-        sys.stderr.write(f"bisect: {error}\n")
+    except (ClusterError, TeardownError) as error:
+        warn(f"bisect: {error}")
         return 3
     if args.output == "json":
         print_json(report)

@@ -9,7 +9,7 @@ from dsv4_canary.soak.markdown import p_text, rate_text
 from dsv4_canary.soak.stats import effect, wilson
 from dsv4_operator.cli.bisect.decide import ArmResult, Conclusion, Judged, Outcome, Results, spent
 from dsv4_operator.cli.bisect.factors import Factor
-from dsv4_operator.cli.bisect.outcome import Counts, counts
+from dsv4_operator.cli.bisect.outcome import MOSTLY, Counts, Measure, counts
 from dsv4_operator.cli.bisect.plan import AGAIN, GIVEN, Arm, Plan
 from dsv4_operator.cli.bisect.sentence import advice, culprit, cures, explain, patch, sentence
 from dsv4_operator.cli.output import yaml_text
@@ -85,6 +85,7 @@ def build(plan: Plan, results: Results, found: Conclusion, *, seed: int, interru
         "seed": seed,
         "given": {item.value: plan.given.setting.value(item) for item in Factor},
         "arms": [_row(plan, arm, results, found) for arm in _arms(plan) if arm.name in results],
+        "notes": _notes(plan, results, found, interrupted=interrupted),
         "leftOut": {item.value: why for item, why in plan.skipped.items()},
         "aloneEnough": [item.value for item in found.alone],
         "safe": _cure(plan, cured[0]) if cured else None,
@@ -92,6 +93,21 @@ def build(plan: Plan, results: Results, found: Conclusion, *, seed: int, interru
         "gpuHours": round(spent(plan, results), 2),
         "levelOfOneLook": plan.alpha,
     }
+
+
+def _notes(plan: Plan, results: Results, found: Conclusion, *, interrupted: bool) -> list[str]:
+    """What a reader must know to trust the verdicts."""
+    notes = ["Interrupted: what follows is what was known then; --resume goes on."] if interrupted else []
+    if found.measure is None or found.measure is Measure.SILENCE:
+        return notes
+    for arm in _arms(plan):
+        silent = counts(results[arm.name].batches, Measure.SILENCE) if arm.name in results else Counts(0, 0, 0)
+        if arm.name != GIVEN and silent.bad > MOSTLY * silent.sessions:
+            notes.append(
+                f"{arm.name}: {silent.bad} of {silent.sessions} sessions had requests without a reply, so it saw less "
+                "load than the others; its verdict may come from that."
+            )
+    return notes
 
 
 def _cure(plan: Plan, factor: Factor) -> dict[str, Any]:
@@ -130,6 +146,7 @@ def text(report: dict[str, Any]) -> str:
         said = row["failed"] or row["why"] or row["verdict"] or ""
         lines.append(f"  {row['name']:22}{rate_text(row['sessions']):44}{p_text(row['pValue']):>14}  {said}")
     lines += [f"  not changed: {name}: {why}" for name, why in report["leftOut"].items()]
+    lines += [f"  note: {note}" for note in report["notes"]]
     if report["safe"]:
         lines += ["", f"Safe setting ({report['safe']['factor']}). {report['safe']['advice']}".rstrip()]
         if report["safe"]["patch"]:
@@ -152,6 +169,7 @@ def markdown(report: dict[str, Any]) -> str:
         said = row["failed"] or row["why"] or row["verdict"] or ""
         lines.append(f"| {row['name']} | {rate_text(row['sessions'])} | {p_text(row['pValue'])} | {said} |")
     lines += ["", *(f"- not changed: {name}: {why}" for name, why in report["leftOut"].items())]
+    lines += [f"- note: {note}" for note in report["notes"]]
     if report["safe"]:
         lines += ["", f"Safe setting: {report['safe']['factor']}. {report['safe']['advice']}"]
         if report["safe"]["patch"]:

@@ -13,6 +13,10 @@ class ArmError(Exception):
     """An arm cannot be run; the others can. One line for the user."""
 
 
+class TeardownError(Exception):
+    """An arm cannot be removed. It holds the GPUs of all that would follow, so the bisection ends. One line."""
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """One batch: the options of its soak by name, as `soak_job.arguments` takes them, endpoint left out."""
@@ -33,5 +37,8 @@ class Runner(Protocol):
     """Makes deployments."""
 
     def open(self, arm: Arm) -> AbstractContextManager[RunningArm]:
-        """Deploy an arm, wait until it serves, and tear it down at the end, whatever happened. Raises ArmError."""
+        """Deploy an arm, wait until it serves, and tear it down at the end, whatever happened.
+
+        Raises ArmError, TeardownError.
+        """
         ...

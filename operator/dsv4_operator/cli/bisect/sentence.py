@@ -132,6 +132,8 @@ def _named(plan: Plan, found: Conclusion, fault: str, rate: str) -> str:
             " But the given setting, run once more at the end, did not show it again "
             f"({found.again.counts.bad} of {found.again.counts.sessions}): the cures may be chance; repeat."
         )
+    elif plan.limits.recheck and (found.again is None or found.again.verdict is ArmVerdict.NOT_RUN):
+        text += " The given setting was not run again at the end, so that the fault is still there is not shown."
     return text
 
 
