@@ -180,6 +180,7 @@ class Canary:
                 ready=ready,
                 became_ready=ready and not was_ready,
                 hurried=self._prober.hurried,
+                proving=self._prober.proving,
                 conclusive=conclusive,
                 interval=self._file.settings.interval,
             )

@@ -86,6 +86,11 @@ class Prober:
         )
 
     @property
+    def proving(self) -> bool:
+        """A mode has yet to pass until the pod can be Ready."""
+        return self._machine.next_mode is not None
+
+    @property
     def corrupts(self) -> bool:
         """The corruption that is known comes from this engine."""
         cache = self._recorder.opinion.cache
@@ -337,9 +342,9 @@ class Prober:
         log.warning(
             "%s %s probe with %s failed: %s", result.mode.value, result.probe.value, peer.address, judgement.what
         )
-        counted = judgement.transport or (
-            proves(result) and result.cache not in WARM and set(judgement.failures) != {"S30"}
-        )
+        # No cache has an echo's prefix, even where it has the template's head and says so.
+        fresh = plan.probe is ProbeName.ECHO or result.cache not in WARM
+        counted = judgement.transport or (proves(result) and fresh and set(judgement.failures) != {"S30"})
         if not counted:
             self._machine.tested()
             if proves(result) and result.cache in WARM and not rechecked:
