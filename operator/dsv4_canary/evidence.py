@@ -253,7 +253,9 @@ class Evidence:
         accuses an engine that has it with every peer; with a single peer both are suspect.
         """
         tier = self._tiers[cache]
-        corrupt = tier.evidence()
+        corrupt = tier.evidence() or tier.wrong()
+        if not corrupt:
+            return False  # whoever gave the evidence is gone, and the verdict goes with the next probe
         bad = {item.peer for item in corrupt}
         if cache is not Cache.COLD and role is Role.DECODE:
             return len(bad) > 1 and bad >= set(testable)
