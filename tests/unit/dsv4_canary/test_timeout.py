@@ -103,6 +103,19 @@ def test_a_full_queue_is_no_fault(role: Role, side: Role) -> None:
     legs = (full, OPEN) if side is P else (OPEN, full)
     result = PairResult(*legs, None, timed_out=False, seconds=2.0)
     assert judge_silence(result, role).kind is Kind.BUSY
+    for late in (False, True):
+        found = explain(
+            judge_silence(result, role),
+            result,
+            role,
+            STILL,
+            STILL,
+            peer_wedged="",
+            own_wedged=False,
+            prompt_tokens=4000,
+            excused=not late,
+        )
+        assert (found.kind, found.transport) == ((Kind.FAIL, True) if late else (Kind.BUSY, False))
     starts = PairResult(*(replace(leg, body=b"") for leg in legs), None, timed_out=False, seconds=2.0)
     assert judge_silence(starts, role).kind is (Kind.FAIL if side is role else Kind.PEER_LOADING)
     streamed = PairResult(DONE, DONE, Reply(error="503"), timed_out=False, seconds=2.0)
