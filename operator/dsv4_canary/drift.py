@@ -177,7 +177,12 @@ class Noise:
         return min(CEILING, max(FLOOR, _FACTOR * max(self.seen)))
 
     @property
+    def known(self) -> bool:
+        """Enough was seen to tell an engine that is too noisy from one that is damaged."""
+        return len(self.seen) >= _NOISY_SAMPLES
+
+    @property
     def too_noisy(self) -> bool:
         """Equal requests differ by more than damage would: the probe says nothing on this engine."""
         loud = sum(1 for nats in self.seen if nats > CEILING)
-        return len(self.seen) >= _NOISY_SAMPLES and loud >= _NOISY * len(self.seen)
+        return self.known and loud >= _NOISY * len(self.seen)

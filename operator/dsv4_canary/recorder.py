@@ -115,6 +115,8 @@ class Recorder:
         if result.deviation is not None:
             if result.like_with_like and result.cache is Cache.DEVICE:
                 self.noise.add(result.deviation)
+                if self.noise.too_noisy:
+                    self.evidence.forget_drift()
             metrics.drift(result.cache if result.like_with_like else Cache.COLD, result.deviation.nats)
         self.history.append(
             HistoryEntry(
@@ -171,7 +173,10 @@ class Recorder:
             return None
         if weight is not Weight.CLEAN and not self.baseline.counts(result.probe):
             return None
-        item = self.evidence.add(result.cache, weight, result.prefix, peer, time.monotonic())
+        drift = result.probe is ProbeName.DRIFT
+        if drift and (self.noise.too_noisy or (result.cache is Cache.DEVICE and not self.noise.known)):
+            return None  # noise looks the same, until it is known how much of it there is
+        item = self.evidence.add(result.cache, weight, result.prefix, peer, time.monotonic(), drift=drift)
         ask_again = weight is Weight.AMBIGUOUS and result.cache in WARM
         return item if ask_again else None
 

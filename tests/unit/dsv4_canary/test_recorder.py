@@ -72,6 +72,30 @@ def test_the_margin_is_learnt_from_like_answers() -> None:
     assert sidecar.recorder.baseline.counts(ProbeName.DRIFT)
 
 
+def test_a_noisy_engine_is_not_called_corrupt_before_its_noise_is_known() -> None:
+    sidecar = Sidecar()
+    sidecar.echo(60)
+    recorder = sidecar.recorder
+    for number in range(16):
+        loud = number % 3 == 1
+        sidecar.drift(Cache.DEVICE, 1.0 if loud else 0.1, alike=True, failed=loud)
+        sidecar.drift(Cache.HOST, 1.0 if loud else 0.1, alike=True, failed=loud)
+        assert recorder.evidence.counts()[Cache.DEVICE][1] == 0
+    assert recorder.why_unusable(ProbeName.DRIFT)
+    assert recorder.opinion.level is Level.NONE, "what the reloads showed was noise as well"
+    assert recorder.evidence.counts()[Cache.HOST] == (0, 0)
+
+
+def test_damage_in_the_devices_cache_of_a_quiet_engine_is_confirmed() -> None:
+    sidecar = Sidecar()
+    sidecar.echo(60)
+    for _ in range(30):
+        sidecar.drift(Cache.DEVICE, 0.0, alike=True)
+    for _ in range(6):
+        sidecar.drift(Cache.DEVICE, 2.0, alike=True, failed=True)
+    assert sidecar.recorder.opinion.level is Level.CONFIRMED
+
+
 def test_another_engine_process_is_not_corrupt_from_the_start() -> None:
     sidecar = Sidecar()
     sidecar.echo(60)
