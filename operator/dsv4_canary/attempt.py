@@ -63,7 +63,9 @@ class ProbeResult:
     """Name of the prompt's prefix: equal prefixes may come from a cache."""
     nonce: str = ""
     deviation: Deviation | None = None
-    """Drift against the first answer; None when there is nothing to compare with."""
+    """Drift against an earlier answer; None when there is nothing to compare with."""
+    like_with_like: bool = False
+    """The deviation is from an answer that was computed in the same shape, so it says something about damage."""
     margin: float | None = None
     """Margin in force, in nats."""
     reading: Reading | None = None
@@ -98,7 +100,13 @@ class ProbeResult:
             "excerpt": self.judgement.excerpt,
             "drift": None
             if found is None
-            else {"nats": round(found.nats, 4), "inCommon": found.common, "of": found.top, "margin": self.margin},
+            else {
+                "nats": round(found.nats, 4),
+                "inCommon": found.common,
+                "of": found.top,
+                "margin": self.margin,
+                "counts": self.like_with_like,
+            },
         }
 
 
@@ -157,28 +165,30 @@ async def drifting(
     """Ask ``/generate`` for logprobs of the token ids of ``prefix``, and compare them with an earlier reading.
 
     ``before``: the first reading of this prefix, None when this is the first. ``equal``: a reading of it out of the
-    device's cache. A cached answer is compared with that one where there is one: on a sound engine they are equal to
-    the bit, while a cold one was computed in another shape. ``margin``: for answers out of the host tier; the others
-    are where noise is learnt, and are damaged only beyond the greatest margin.
+    device's cache. Only a cached answer with as many cached tokens as that one can be damaged: on a sound engine they
+    are equal to the bit. A cold one was computed in other shapes and chunks, so its deviation from a cached one is
+    told and never counts. ``margin``: for answers out of the host tier; those out of the device's cache are where
+    noise is learnt, and are damaged only beyond the greatest margin.
     """
     body = drift.drift_body(prefix, context.prompt_tokens)
     result, loaded = await _drive(session, context, body, pair.GENERATE)
     judgement = judge_generate(result, context.role)
-    cache, reading, deviation = Cache.UNKNOWN, None, None
+    cache, reading, deviation, alike = Cache.UNKNOWN, None, None, False
     prompt, completion = drift.usage_of(result.decode.body) if result.decode.good else (None, None)
     if judgement.kind is Kind.PASS:
         cache = cache_label(result.cached, reported_before=context.cached_reported, loaded_back=loaded)
-        reading = drift.read_output(result.decode.body)
+        reading = drift.read_output(result.decode.body, result.cached.total)
         margin = margin if cache is Cache.HOST else drift.CEILING
-        reference = before if equal is None or cache is Cache.COLD else equal
+        alike = equal is not None and equal.same_shape(result.cached.total)
+        reference = equal if alike else before
         if reading is None and before is None:
             judgement = Judgement(Kind.UNUSABLE, what="the engine answers without logprobs")
         elif reading is None:
             judgement = _drifted("came back without the logprobs that the first answer had")
         elif reference is not None:
             deviation = drift.compare(reference, reading)
-            if deviation.beyond(margin):
-                judgement = _drifted("came back with other probabilities than the first time")
+            if alike and deviation.beyond(margin):
+                judgement = _drifted("came back with other probabilities than before")
     return ProbeResult(
         ProbeName.DRIFT,
         Mode.FUNCTIONAL,
@@ -190,6 +200,7 @@ async def drifting(
         result.cached.total,
         prefix,
         deviation=deviation,
+        like_with_like=alike and deviation is not None,
         margin=margin,
         reading=reading,
         raw=result,

@@ -42,6 +42,16 @@ class Reading:
 
     ids: tuple[int, ...]
     tops: tuple[Mapping[int, float], ...]
+    cached: int | None = field(default=None, compare=False)
+    """Prompt tokens that came from a cache. The rest was computed, in a shape that follows from how many they are."""
+
+    def same_shape(self, cached: int | None) -> bool:
+        """Would an answer with so many cached prompt tokens have been computed as this one was?
+
+        Only such answers are equal on a sound engine: other chunks and shapes round otherwise, by 1.1 nats in a case
+        that was seen.
+        """
+        return bool(cached) and self.cached == cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +90,19 @@ def drift_body(seed: str, count: int) -> dict[str, Any]:
     }
 
 
-def read_output(data: bytes) -> Reading | None:
-    """Read the answer of ``/generate``; None when it carries no usable logprobs."""
+def read_output(data: bytes, cached: int | None = None) -> Reading | None:
+    """Read the answer of ``/generate``; None when it carries no usable logprobs. ``cached``: cached prompt tokens."""
     try:
         body = json.loads(data)
         meta = body["meta_info"]
         ids = tuple(int(item) for item in body["output_ids"])
         tops = tuple(_top(row) for row in meta["output_top_logprobs"])
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError):
         return None
     count = min(len(ids), len(tops))
     if not any(tops[:count]):
         return None
-    return Reading(ids[:count], tops[:count])
+    return Reading(ids[:count], tops[:count], cached)
 
 
 def _top(row: Any) -> dict[int, float]:
@@ -107,7 +117,7 @@ def usage_of(data: bytes) -> tuple[int | None, int | None]:
     try:
         meta = json.loads(data)["meta_info"]
         return int(meta["prompt_tokens"]), int(meta["completion_tokens"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None, None
 
 
@@ -147,7 +157,7 @@ def _difference(a: Mapping[int, float], b: Mapping[int, float]) -> float:
 
 @dataclass(slots=True)
 class Noise:
-    """Margin learnt from repeats out of the device's cache, where nothing is reloaded.
+    """Margin learnt from repeats out of the device's cache against each other, where nothing is reloaded.
 
     Deterministic engines show 0 and get the floor; noisy ones get half as much again as the greatest noise, at most
     the ceiling.
@@ -167,7 +177,12 @@ class Noise:
         return min(CEILING, max(FLOOR, _FACTOR * max(self.seen)))
 
     @property
+    def known(self) -> bool:
+        """Enough was seen to tell an engine that is too noisy from one that is damaged."""
+        return len(self.seen) >= _NOISY_SAMPLES
+
+    @property
     def too_noisy(self) -> bool:
         """Equal requests differ by more than damage would: the probe says nothing on this engine."""
         loud = sum(1 for nats in self.seen if nats > CEILING)
-        return len(self.seen) >= _NOISY_SAMPLES and loud >= _NOISY * len(self.seen)
+        return self.known and loud >= _NOISY * len(self.seen)

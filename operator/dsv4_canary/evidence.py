@@ -101,6 +101,8 @@ class Item:
     prefix: str
     peer: str
     weight: Weight
+    drift: bool = False
+    """From logprobs, not from a text."""
 
     @property
     def wrong(self) -> bool:
@@ -153,12 +155,14 @@ class Evidence:
     def __init__(self) -> None:
         self._tiers = {cache: _Tier() for cache in TIERS}
 
-    def add(self, cache: Cache, weight: Weight, prefix: str, peer: str, now: float) -> Item | None:
+    def add(
+        self, cache: Cache, weight: Weight, prefix: str, peer: str, now: float, *, drift: bool = False
+    ) -> Item | None:
         """Take one answer; None when its tier is not known, so that it says nothing."""
         tier = self._tiers.get(cache)
         if tier is None:
             return None
-        item = Item(now, prefix, peer, weight)
+        item = Item(now, prefix, peer, weight, drift)
         tier.items.append(item)
         tier.clean = 0 if item.wrong else tier.clean + 1
         return item
@@ -173,6 +177,10 @@ class Evidence:
             self._tiers = {cache: _Tier() for cache in TIERS}
         else:
             self._keep(lambda item: item.peer != peer)
+
+    def forget_drift(self) -> None:
+        """Logprobs say nothing on this engine, nor did they before that was known."""
+        self._keep(lambda item: not item.drift)
 
     def keep_peers(self, peers: Collection[str]) -> None:
         """Forget answers through peers that are gone."""
@@ -253,7 +261,9 @@ class Evidence:
         accuses an engine that has it with every peer; with a single peer both are suspect.
         """
         tier = self._tiers[cache]
-        corrupt = tier.evidence()
+        corrupt = tier.evidence() or tier.wrong()
+        if not corrupt:
+            return False  # whoever gave the evidence is gone, and the verdict goes with the next probe
         bad = {item.peer for item in corrupt}
         if cache is not Cache.COLD and role is Role.DECODE:
             return len(bad) > 1 and bad >= set(testable)

@@ -25,7 +25,7 @@ class Kind(StrEnum):
     ENGINE_GONE = "engine"
     """This pod's own engine refused the connection; its health check will tell more."""
     BUSY = "busy"
-    """No answer in time, and an engine had work waiting and got on with it."""
+    """No answer in time, and an engine had work waiting and got on with it; or turned away, since its queue is full."""
     PEER_WEDGED = "wedged"
     """No answer in time, and it is known that the peer is stuck and this engine is not."""
     UNUSABLE = "unusable"
@@ -110,6 +110,8 @@ def judge_silence(result: PairResult, role: Role) -> Judgement:
     own, peer = result.leg(role), result.leg(role.other)
     if own.kind is LegKind.REFUSED:
         return Judgement(Kind.ENGINE_GONE)
+    if _turns_away(own) or _turns_away(peer):
+        return _TURNED_AWAY
     # A peer that is not there is no fault of this engine, whatever its own side made of it.
     if peer.kind is LegKind.REFUSED or (peer.kind is LegKind.ANSWERED and peer.status == 503):
         return Judgement(Kind.PEER_LOADING)
@@ -134,12 +136,23 @@ def _judge_failure(result: PairResult, role: Role) -> Judgement:
     return _failure(Reason.PROBE_FAILED, f"was rejected, {' and '.join(refused)}", "rejected", Severity.CONTRACT)
 
 
+_FULL = 503
+"""Status of an engine that loads, and of one whose queue is full (``--max-queued-requests``), which says so."""
+_TURNED_AWAY = Judgement(Kind.BUSY, what="was turned away, the queue of an engine is full")
+
+
+def _turns_away(leg: Leg) -> bool:
+    return leg.kind is LegKind.ANSWERED and leg.status == _FULL and b"queue is full" in leg.body
+
+
 def _is_server_error(leg: Leg) -> bool:
     return leg.status is not None and leg.status >= 500
 
 
 def _judge_reply(reply: Reply, expectation: Expectation) -> Judgement:
     if reply.error is not None:
+        if reply.error == str(_FULL):
+            return _TURNED_AWAY
         if reply.error.startswith("4"):
             what = f"was rejected, decode sent error {reply.error[:3]}"
             return _failure(Reason.PROBE_FAILED, what, "rejected", Severity.CONTRACT)

@@ -158,6 +158,7 @@ class Canary:
                 self._prober.engine_gone()
         elif self._alive_since is None:
             self._alive_since = time.monotonic()
+            self._prober.engine_alive()
         if state is not before:
             log.info("engine: %s", state.value)
             self._wake.set()
@@ -180,6 +181,7 @@ class Canary:
                 ready=ready,
                 became_ready=ready and not was_ready,
                 hurried=self._prober.hurried,
+                proving=self._prober.proving,
                 conclusive=conclusive,
                 interval=self._file.settings.interval,
             )

@@ -107,7 +107,10 @@ class Metrics:
         )
         self._blind = self._labelled("canary_blind", "1 when the canary cannot see what it should.", "what")
         self._drift = self._labelled(
-            "canary_drift_logprob", "Latest deviation of output logprobs from the first answer, in nats.", "cache"
+            "canary_drift_logprob",
+            "Latest deviation of output logprobs from the answer out of the device's cache, in nats; cold: between "
+            "answers computed in other shapes, which says nothing about damage.",
+            "cache",
         )
         self.drift_margin = self._gauge("canary_drift_margin", "Deviation in nats beyond which a repeat is damaged.")
         self._wedged = self._gauge("engine_wedged", "1 when the engine holds requests and does not get on with them.")

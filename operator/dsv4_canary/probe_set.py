@@ -15,7 +15,7 @@ from dsv4_canary.attempt import Context, ProbeResult
 from dsv4_canary.drift import CEILING
 from dsv4_canary.engine_view import read_engine
 from dsv4_canary.judge import Kind
-from dsv4_canary.model import Mode, ProbeName, Role
+from dsv4_canary.model import Cache, Mode, ProbeName, Role
 from dsv4_canary.pair import Target
 from dsv4_canary.wording import fresh_nonce
 
@@ -42,10 +42,11 @@ async def run_set(
     settings: SetSettings,
     shown: Callable[[ProbeResult], None] = lambda _result: None,
 ) -> list[ProbeResult]:
-    """Run the set, one request after the other (a twin sends two at once), some 10 requests of ``prompt_tokens``.
+    """Run the set, one request after the other (a twin sends two at once), some 11 requests of ``prompt_tokens``.
 
-    Order: echo whole and streamed, repeat of each, twin, parity, quiet, drift and its repeats. Stops after a request
-    that found nobody to answer. Never raises for anything that the engines do. ``shown`` gets each result as it comes.
+    Order: echo whole and streamed, repeat of each, twin, parity, drift cold and from the cache and its repeats, quiet.
+    Stops after a request that found nobody to answer. Never raises for anything that the engines do. ``shown`` gets
+    each result as it comes.
 
     ``session``: its ``headers`` are sent along, such as an API key; use ``TCPConnector(force_close=True)``.
     """
@@ -73,7 +74,7 @@ def _steps(settings: SetSettings) -> list[tuple[int, ProbeName, int]]:
                 count = {
                     ProbeName.ECHO: 2,
                     ProbeName.REPEAT: 2 * settings.repeats,
-                    ProbeName.DRIFT: 1 + settings.repeats,
+                    ProbeName.DRIFT: 2 + settings.repeats,
                 }.get(name, 1)
                 steps += [(rank, name, number) for number in range(count)]
     return steps
@@ -106,10 +107,12 @@ async def _run(
     mode = Mode.STREAMED if step % 2 else Mode.FUNCTIONAL
     if name is ProbeName.DRIFT:
         prefix = f"{run}/drift"
-        first = next((r.reading for r in results if r.prefix == prefix and r.reading), None)
-        if step and first is None:
+        known = [(r.cache, r.reading) for r in results if r.prefix == prefix and r.reading]
+        if step and not known:
             return []
-        return [await attempt.drifting(session, context, prefix, first, CEILING)]
+        first = known[0][1] if known else None
+        device = next((reading for cache, reading in known if cache is Cache.DEVICE), None)
+        return [await attempt.drifting(session, context, prefix, first, CEILING, device)]
     if name is ProbeName.TWIN:
         return await attempt.twin(session, context, f"{run}/0")
     if name is ProbeName.PARITY:

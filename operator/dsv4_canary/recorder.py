@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from dsv4_canary.attempt import ProbeResult
 from dsv4_canary.baseline import OPTIONAL, Baseline
-from dsv4_canary.drift import Noise
+from dsv4_canary.drift import CEILING, Noise
 from dsv4_canary.evidence import Evidence, Item, Opinion, Weight, weigh
 from dsv4_canary.judge import Kind
 from dsv4_canary.library import Entry, Library
@@ -50,6 +50,9 @@ class Recorder:
     def forget(self) -> None:
         """The own engine is another process now."""
         self.evidence.forget()
+        # At once, and not with the next probe: an engine can load for long, and is not corrupt meanwhile.
+        self.opinion = Opinion()
+        self.metrics.corruption(self.opinion.level, self.evidence.counts())
         self.baseline.forget()
         self.noise = Noise()
         self.chats.forget()
@@ -110,9 +113,11 @@ class Recorder:
         metrics.findings(result.judgement.failures, result.cache)
         metrics.conclusive(result.probe.value, result.seconds)
         if result.deviation is not None:
-            if result.cache is Cache.DEVICE:
+            if result.like_with_like and result.cache is Cache.DEVICE:
                 self.noise.add(result.deviation)
-            metrics.drift(result.cache, result.deviation.nats)
+                if self.noise.too_noisy:
+                    self.evidence.forget_drift()
+            metrics.drift(result.cache if result.like_with_like else Cache.COLD, result.deviation.nats)
         self.history.append(
             HistoryEntry(
                 now,
@@ -134,7 +139,7 @@ class Recorder:
             if result.probe is ProbeName.DRIFT and result.cache is Cache.HOST:
                 return  # what comes from the host's memory is what the probe is there to accuse
             self.baseline.failed(result.probe, result.prefix, result.prompt_tokens, peer, peers)
-        elif result.probe is ProbeName.QUIET or result.deviation is not None or result.judged_parity:
+        elif result.probe is ProbeName.QUIET or result.judged_parity or _agrees(result):
             self.baseline.passed(result.probe)
 
     def _keep(self, plan: Plan, result: ProbeResult, peer: str, peers: int, rank: int, prompt_tokens: int) -> None:
@@ -162,12 +167,16 @@ class Recorder:
     def _weigh(self, result: ProbeResult, peer: str) -> Item | None:
         """Evidence of corruption."""
         weight = weigh(result.judgement.failures)
-        first_drift = result.probe is ProbeName.DRIFT and result.deviation is None and weight is Weight.CLEAN
-        if weight is None or first_drift or result.judgement.transport:
+        # An answer that could not have been found wrong is no trial.
+        no_trial = result.probe is ProbeName.DRIFT and not result.like_with_like and weight is Weight.CLEAN
+        if weight is None or no_trial or result.judgement.transport:
             return None
         if weight is not Weight.CLEAN and not self.baseline.counts(result.probe):
             return None
-        item = self.evidence.add(result.cache, weight, result.prefix, peer, time.monotonic())
+        drift = result.probe is ProbeName.DRIFT
+        if drift and (self.noise.too_noisy or (result.cache is Cache.DEVICE and not self.noise.known)):
+            return None  # noise looks the same, until it is known how much of it there is
+        item = self.evidence.add(result.cache, weight, result.prefix, peer, time.monotonic(), drift=drift)
         ask_again = weight is Weight.AMBIGUOUS and result.cache in WARM
         return item if ask_again else None
 
@@ -222,6 +231,11 @@ class Recorder:
             "message": self.opinion.message,
             "window": {cache.value: {"probes": n, "failures": k} for cache, (n, k) in sorted(counts.items())},
         }
+
+
+def _agrees(result: ProbeResult) -> bool:
+    """A drift that was compared, and with little deviation even if it was computed otherwise."""
+    return result.deviation is not None and not result.deviation.beyond(CEILING)
 
 
 def proves(result: ProbeResult) -> bool:

@@ -58,10 +58,13 @@ class Rotation:
         """Seconds to wait before the very first attempt."""
         return self._rng.uniform(0.0, STARTUP_RETRY)
 
-    def delay(self, *, ready: bool, became_ready: bool, hurried: bool, conclusive: bool, interval: float) -> float:
+    def delay(
+        self, *, ready: bool, became_ready: bool, hurried: bool, conclusive: bool, interval: float, proving: bool = True
+    ) -> float:
         """Seconds until the next attempt.
 
         ``conclusive``: the last attempt passed or failed. ``hurried``: a failure is to be confirmed or refuted.
+        ``proving``: a mode has yet to pass; without one a pod that is not Ready waits for something else than probes.
         """
         self._waited = 0 if conclusive or ready else self._waited + 1
         if became_ready:
@@ -70,7 +73,7 @@ class Rotation:
         if ready and not hurried:
             # An absent peer is looked for sooner, so that its return is noticed.
             return self._spread(interval if conclusive else max(MIN_RETRY, interval / 3))
-        if hurried:
+        if hurried or (conclusive and not proving):
             return self._spread(max(MIN_RETRY, interval / 3))
         if conclusive:
             return 0.0  # one mode has passed, the other is due at once

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dsv4_canary.engine_view import EngineSample, answered, progressed
 from dsv4_canary.judge import Judgement, Kind
-from dsv4_canary.model import Role
+from dsv4_canary.model import Reason, Role, Severity
 from dsv4_canary.pair import PairResult
 
 PATIENCE = 120.0
@@ -67,10 +67,13 @@ def explain(
     prompt_tokens: int,
     excused: bool,
 ) -> Judgement:
-    """Judge a timed-out probe again in the light of both engines' metrics; others stay as they are.
+    """Judge a timed-out probe again in the light of both engines' metrics, and end the excuse of one that was turned
+    away; others stay as they are.
 
     ``peer_wedged``: what the peer's wedge detector says, empty when nothing. ``excused``: busy is still an excuse.
     """
+    if judgement.kind is Kind.BUSY and not excused:
+        return Judgement(Kind.FAIL, Reason.TRANSFER_FAILED, judgement.what, {"transfer": Severity.TRANSPORT})
     if not result.timed_out or judgement.kind is not Kind.FAIL:
         return judgement
     prefill, decode = (own, peer) if role is Role.PREFILL else (peer, own)

@@ -86,6 +86,11 @@ class Prober:
         )
 
     @property
+    def proving(self) -> bool:
+        """A mode has yet to pass until the pod can be Ready."""
+        return self._machine.next_mode is not None
+
+    @property
     def corrupts(self) -> bool:
         """The corruption that is known comes from this engine."""
         cache = self._recorder.opinion.cache
@@ -102,6 +107,10 @@ class Prober:
         if not self._settled:
             return 0.0
         return self.budget.wait(self._recorder.estimate(self._settings.prompt_tokens), time.monotonic())
+
+    def engine_alive(self) -> None:
+        """The own engine serves now: what it could not answer before is not held against it."""
+        self._proved_at = time.monotonic()
 
     def engine_gone(self) -> None:
         """The own engine is not the process that was probed before."""
@@ -123,6 +132,8 @@ class Prober:
             if kind in (Kind.PASS, Kind.FAIL, Kind.UNUSABLE, Kind.ENGINE_GONE):
                 return kind
             kinds.add(kind)
+        if not kinds & {Kind.BUSY, Kind.PEER_WEDGED}:
+            self._proved_at = time.monotonic()  # nobody was there who could have been busy for too long
         self._book.none_usable(kinds)
         return None
 
@@ -160,7 +171,7 @@ class Prober:
         own_before, peer_before = await self._look(session, watch, url)
         context = await self._context(session, peer.address, watch, plan, own_before, peer_before)
         results = await self._ask(session, context, plan)
-        if any(result.raw is not None and result.raw.timed_out for result in results):
+        if any(_silent(result) for result in results):
             own_after, peer_after = await self._look(session, watch, url)
             own, other = Look(own_before, own_after), Look(peer_before, peer_after)
             results = [self._explain(result, own, other, watch) for result in results]
@@ -337,9 +348,9 @@ class Prober:
         log.warning(
             "%s %s probe with %s failed: %s", result.mode.value, result.probe.value, peer.address, judgement.what
         )
-        counted = judgement.transport or (
-            proves(result) and result.cache not in WARM and set(judgement.failures) != {"S30"}
-        )
+        # No cache has an echo's prefix, even where it has the template's head and says so.
+        fresh = plan.probe is ProbeName.ECHO or result.cache not in WARM
+        counted = judgement.transport or (proves(result) and fresh and set(judgement.failures) != {"S30"})
         if not counted:
             self._machine.tested()
             if proves(result) and result.cache in WARM and not rechecked:
@@ -363,6 +374,11 @@ class Prober:
             self._recorder.evidence.resolve(recheck.item, cold_passed=result.judgement.kind is Kind.PASS)
         self._recheck = None
         return True
+
+
+def _silent(result: ProbeResult) -> bool:
+    """No answer came in time, or the request was turned away."""
+    return (result.raw is not None and result.raw.timed_out) or result.judgement.kind is Kind.BUSY
 
 
 def _worst(results: list[ProbeResult]) -> Kind:

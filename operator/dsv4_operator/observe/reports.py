@@ -80,11 +80,11 @@ def unreachable(why: str) -> CanaryReport:
 def _own_fault(status: Mapping[str, Any], message: str) -> tuple[Reason | None, str]:
     """Wedge before corruption before guard: a wedged engine answers nothing, so whatever else is seen follows."""
     reason = OWN_FAULTS.get(str(status.get("reason", ""))) if status.get("ready") is not True else None
-    wedge, corruption = _mapping(status.get("wedge")), _mapping(status.get("corruption"))
-    guard = _mapping(status.get("guard"))
+    wedge, corruption, guard = (_mapping(status.get(name)) for name in ("wedge", "corruption", "guard"))
     if reason is Reason.ENGINE_WEDGED or wedge.get("wedged") is True:
         return Reason.ENGINE_WEDGED, _text(wedge.get("message")) or message
-    if reason is Reason.CORRUPTION or corruption.get("verdict") == "Confirmed":
+    # Not by its verdict: a decode sees the damage that its prefill does, and says so, without being the cause.
+    if reason is Reason.CORRUPTION:
         return Reason.CORRUPTION, _text(corruption.get("message")) or message
     if reason is Reason.GUARD_MISSING:  # not by its fields: an engine that loads has no marker yet
         return Reason.GUARD_MISSING, _text(guard.get("message")) or message

@@ -65,7 +65,8 @@ def plan_membership(
     added: set[Worker] = set()
     for worker in wanted - set(current):
         away_for = now - removed.get(worker.url, float("-inf"))
-        if away_for < READD_SECONDS:
+        # A departure far in the future was noted by another clock, which must not keep a worker out until then.
+        if -READD_SECONDS < away_for < READD_SECONDS:
             waits.append(READD_SECONDS - away_for)
         else:
             added.add(worker)

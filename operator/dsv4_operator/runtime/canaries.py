@@ -48,7 +48,8 @@ class CanaryWatch:
             before = self._heard.get(pod.uid)
             silent = 0 if report.reachable else 1 + (before.silent if before is not None else 0)
             self._heard[pod.uid] = _Heard(report, self._clock(), silent)
-        return {pod.uid: self._heard[pod.uid].report for pod in asked}
+        # A resync may have forgotten a pod meanwhile, which then is gone.
+        return {pod.uid: self._heard[pod.uid].report for pod in asked if pod.uid in self._heard}
 
     def forget_all_but(self, uids: Collection[str]) -> None:
         """Drop memory of pods that are gone; called at resync with every known pod."""

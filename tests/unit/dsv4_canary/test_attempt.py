@@ -32,6 +32,7 @@ class Engine:
         self.damage: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] = lambda _body, arguments: arguments
         self.shift: Callable[[int], float] = lambda _count: 0.0
         self.generate_status = 200
+        self.size = 512
         self.tiers: dict[str, int] | None = None
         self.load_back = 0
         self.loads = 0
@@ -42,7 +43,7 @@ class Engine:
         known = head in self.seen
         self.seen.add(head)
         self.load_back += self.loads if known else 0
-        return 512 if known else 0
+        return self.size if known else 0
 
     async def chat(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -181,8 +182,44 @@ async def test_drift_cold_then_cached_then_damaged() -> None:
         assert (damaged.outcome, set(damaged.judgement.failures)) == ("fail", {"drift"})
         # Where noise is learnt the greatest margin holds.
         engine.tiers = {"device": 512, "host": 0}
-        assert (await attempt.drifting(session, context(engine), "p", first.reading, 0.35)).outcome == "pass"
+        noisy = await attempt.drifting(session, context(engine), "p", first.reading, 0.35, again.reading)
+        assert (noisy.outcome, noisy.like_with_like) == ("pass", True)
+        engine.shift = lambda _count: 0.8
+        noisy = await attempt.drifting(session, context(engine), "p", first.reading, 0.35, again.reading)
+        assert (noisy.outcome, noisy.like_with_like) == ("fail", True)
         assert all("ignore_eos" not in body["sampling_params"] for body in engine.bodies)
+
+
+async def test_what_was_computed_in_other_shapes_is_told_and_accuses_nobody() -> None:
+    async with served() as (engine, session):
+        # Cold prompts go in chunks: on a real engine that moved logprobs by 1.1 nats.
+        engine.shift = lambda count: 1.1 if count == 1 else 0.0
+        cold = await attempt.drifting(session, context(engine), "p", None, 0.35)
+        device = await attempt.drifting(session, context(engine), "p", cold.reading, 0.35)
+        assert (device.outcome, device.cache, device.like_with_like) == ("pass", Cache.DEVICE, False)
+        assert device.deviation is not None
+        assert device.deviation.nats == pytest.approx(1.1)
+        # From the host, and only half of it: the other half is computed in another shape than before.
+        engine.shift = lambda _count: 1.1
+        engine.tiers, engine.size = {"device": 0, "host": 256}, 256
+        half = await attempt.drifting(session, context(engine), "p", cold.reading, 0.35, device.reading)
+        assert (half.outcome, half.cache, half.like_with_like) == ("pass", Cache.HOST, False)
+        engine.tiers, engine.size = {"device": 0, "host": 512}, 512
+        whole = await attempt.drifting(session, context(engine), "p", cold.reading, 0.35, device.reading)
+        assert (whole.outcome, whole.cache, whole.like_with_like) == ("fail", Cache.HOST, True)
+        assert whole.to_json()["drift"] == {"nats": 1.1, "inCommon": 20, "of": 20, "margin": 0.35, "counts": True}
+
+
+async def test_a_set_compares_a_repeat_with_the_answer_out_of_the_cache() -> None:
+    async with served() as (engine, session):
+        engine.shift = lambda count: 1.1 if count == 1 else 0.0
+        settings = SetSettings("m", prompt_tokens=50, probes=(ProbeName.DRIFT,))
+        results = await run_set(session, Target(engine.url), settings)
+        assert [(r.outcome, r.cache, r.like_with_like) for r in results] == [
+            ("pass", Cache.COLD, False),
+            ("pass", Cache.DEVICE, False),
+            ("pass", Cache.DEVICE, True),
+        ]
 
 
 @pytest.mark.parametrize(("status", "kind"), [(400, Kind.UNUSABLE), (404, Kind.UNUSABLE), (500, Kind.FAIL)])

@@ -129,6 +129,16 @@ def test_few_in_common_is_drift_at_any_margin() -> None:
     assert not Deviation(0.0, 2, 3).beyond(CEILING), "an engine that gives three tokens only"
 
 
+def test_only_as_many_cached_tokens_make_the_same_shape() -> None:
+    assert read_output(answer(), 2560) == read_output(answer())
+    device = read_output(answer(), 2560)
+    assert device is not None
+    assert [device.same_shape(cached) for cached in (2560, 2048, 0, None)] == [True, False, False, False]
+    cold = read_output(answer(), 0)
+    assert cold is not None
+    assert not cold.same_shape(0)
+
+
 def test_nothing_is_compared_behind_the_first_difference() -> None:
     first = Reading((1, 2), ({1: -0.70, 2: -0.71}, {5: -0.1}))
     second = Reading((2, 9), ({1: -0.71, 2: -0.70}, {6: -9.0}))

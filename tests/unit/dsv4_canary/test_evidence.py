@@ -216,6 +216,8 @@ def test_what_went_through_a_replaced_peer_is_forgotten() -> None:
     assert window.evidence.counts() == {HOST: (0, 0), DEVICE: (0, 0), COLD: (40, 0)}
     window.evidence.forget("sound")
     assert window.evidence.counts()[COLD] == (0, 0)
+    for role in Role:
+        assert not window.evidence.own_fault(role, HOST, ["new"]), "without evidence there is no culprit"
 
 
 STEP = st.tuples(st.sampled_from((COLD, DEVICE, HOST)), st.sampled_from(Weight))

@@ -109,6 +109,7 @@ def test_delays() -> None:
         assert 9 <= rotation.delay(ready=True, hurried=True, **steady) <= 11
         assert 9 <= rotation.delay(ready=False, hurried=True, **steady) <= 11
         assert rotation.delay(ready=False, hurried=False, **steady) == 0
+        assert 9 <= rotation.delay(ready=False, hurried=False, proving=False, **steady) <= 11, "it waits for its guard"
         spread = rotation.delay(ready=True, became_ready=True, hurried=False, conclusive=True, interval=30.0)
         assert 9 <= spread <= 30
         short = rotation.delay(ready=False, became_ready=False, hurried=True, conclusive=True, interval=1.0)

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from dsv4_canary.engine_view import EngineSample
-from dsv4_canary.judge import Judgement, Kind, judge_silence
+from dsv4_canary.expect import Expectation
+from dsv4_canary.judge import Judgement, Kind, judge, judge_silence
 from dsv4_canary.model import PeerOutcome, Role
 from dsv4_canary.pair import Leg, LegKind, PairResult
+from dsv4_canary.reply import Reply
 from dsv4_canary.timeout import Look, explain, patience
 
 OPEN, DONE = Leg(LegKind.OPEN), Leg(LegKind.ANSWERED, 200)
@@ -92,6 +94,32 @@ def test_only_timeouts_are_explained() -> None:
     failed = judge_silence(result, P)
     found = explain(failed, result, P, QUEUE, LOADED, peer_wedged="x", own_wedged=False, prompt_tokens=1, excused=True)
     assert found is failed
+
+
+@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("side", list(Role))
+def test_a_full_queue_is_no_fault(role: Role, side: Role) -> None:
+    full = Leg(LegKind.ANSWERED, 503, b'{"object":"error","message":"The request queue is full.","code":503}')
+    legs = (full, OPEN) if side is P else (OPEN, full)
+    result = PairResult(*legs, None, timed_out=False, seconds=2.0)
+    assert judge_silence(result, role).kind is Kind.BUSY
+    for late in (False, True):
+        found = explain(
+            judge_silence(result, role),
+            result,
+            role,
+            STILL,
+            STILL,
+            peer_wedged="",
+            own_wedged=False,
+            prompt_tokens=4000,
+            excused=not late,
+        )
+        assert (found.kind, found.transport) == ((Kind.FAIL, True) if late else (Kind.BUSY, False))
+    starts = PairResult(*(replace(leg, body=b"") for leg in legs), None, timed_out=False, seconds=2.0)
+    assert judge_silence(starts, role).kind is (Kind.FAIL if side is role else Kind.PEER_LOADING)
+    streamed = PairResult(DONE, DONE, Reply(error="503"), timed_out=False, seconds=2.0)
+    assert judge(streamed, role, Expectation()).kind is Kind.BUSY
 
 
 def test_patience_grows_with_the_settings() -> None:

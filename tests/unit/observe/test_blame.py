@@ -387,6 +387,8 @@ def test_evidence_decides_where_the_matrix_cannot(fields: dict[str, Any], reason
     "fields",
     [
         {"corruption": {"verdict": "Suspected", "message": "m"}},
+        # A decode sees the damage that its prefill does, and is not the cause.
+        {"ready": True, "reason": "Passing", "corruption": {"verdict": "Confirmed", "cache": "host", "message": "m"}},
         {"guard": {"required": True, "present": False, "message": "m"}, "ready": False, "reason": "EngineLoading"},
         {"wedge": {"wedged": False, "message": "m"}},
         {"wedge": "nonsense", "corruption": ["x"], "guard": None},

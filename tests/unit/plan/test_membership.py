@@ -124,6 +124,12 @@ def test_an_address_does_not_come_back_inside_the_routers_drain() -> None:
     assert late.removed == {}
 
 
+def test_a_clock_that_was_set_back_keeps_nobody_out() -> None:
+    """Or another replica of the operator leads, on a node whose clock is behind."""
+    removed = {P1.url: NOW + 3600}
+    assert plan([P2, D1], ready(P1, P2, D1), removed=removed).workers == (P1, P2, D1)
+
+
 def test_the_ten_seconds_are_not_shortened_by_rounding() -> None:
     left_at = 1000.04
     removed = plan([P1, P2], ready(P2), now=left_at).removed
