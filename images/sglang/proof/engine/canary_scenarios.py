@@ -54,12 +54,13 @@ async def _alone(session: aiohttp.ClientSession, pair: Pair, noise: drift.Noise)
     cold = await attempt.drifting(session, context, "proof", None)
     if cold.reading is None:
         return [_brief(cold)]
-    seen, device = [_brief(cold)], cold.reading
+    seen: list[dict[str, Any]] = [_brief(cold)]
+    device = None
     for _ in range(6):
-        again = await attempt.drifting(session, context, "proof", cold.reading, noise.margin)
-        if again.deviation is not None:
+        again = await attempt.drifting(session, context, "proof", cold.reading, noise.margin, device)
+        if device is not None and again.deviation is not None:
             noise.add(again.deviation)
-        device = again.reading or device
+        device = device or again.reading
         seen.append(_brief(again))
     for _ in range(3):
         await asyncio.to_thread(_evict, pair.answer)
