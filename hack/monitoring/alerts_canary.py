@@ -18,7 +18,7 @@ CANARY: Final = (
         description="""
         The canary asks for answers that it knows. Those on reloaded or cached prefixes come back wrong significantly
         more often than those on fresh prompts, so KV or index-K bytes are damaged. Users get wrong or garbled tool
-        calls with HTTP status 200. Once the pod that is the cause knows it (reason Corruption), it is out of the router;
+        calls with HTTP status 200. The pod that is the cause (reason Corruption) is out of the router;
         a decode that sees its prefill's damage goes on serving. The object's status.blame names the cause.
         """,
     ),
