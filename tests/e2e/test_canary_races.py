@@ -23,7 +23,6 @@ from canary_lab import (
     added,
     alerts,
     by_name,
-    corrupted,
     line,
     ready_code,
     report,
@@ -122,6 +121,12 @@ def lab(module_world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield Lab(world, watch)
 
 
+def accused(lab: Lab) -> list[str]:
+    """Pods whose corruption the status names."""
+    charges = lab.world.get("pair")["status"].get("blame") or []
+    return [pod for charge in charges if charge["reason"] == "Corruption" for pod in charge["pods"]]
+
+
 @pytest.fixture(scope="module")
 def gated(lab: Lab) -> Samples:
     lab.arm(index_k="BF16", hicache=True, gate="on")
@@ -140,7 +145,8 @@ def test_gated_bf16_under_load_has_no_corruption(lab: Lab, gated: Samples) -> No
 
 
 def test_ungated_bf16_corrupts_reloaded_prefixes_only_and_the_alert_fires(lab: Lab, ungated: Samples) -> None:
-    assert corrupted(ungated, "host") > 0
+    # Most damaged replies are leaked markup, whose class is "contract"; that only reloaded prefixes bring it is what
+    # makes it evidence, and the ratio below counts it.
     assert wrong(ungated, "host") > 0
     assert total(ungated, "dsv4_canary_probes_total", outcome="pass", cache="cold") > 0
     assert [wrong(ungated, tier) for tier in ("cold", "device")] == [0, 0]
@@ -150,11 +156,8 @@ def test_ungated_bf16_corrupts_reloaded_prefixes_only_and_the_alert_fires(lab: L
     assert live["host"] > 0
     assert live["cold"] == 0
     (prefill,) = lab.world.serving("pair", "prefill")
-    assert ready_code(prefill) == 503
-    accused = {
-        pod for c in lab.world.get("pair")["status"]["blame"] if c["reason"] == "Corruption" for pod in c["pods"]
-    }
-    assert prefill["metadata"]["name"] in accused
+    lab.world.wait("the prefill to withdraw", lambda: ready_code(prefill) == 503, timeout=30)
+    lab.world.wait("the operator to say whose fault it is", lambda: accused(lab) == [prefill["metadata"]["name"]], 30)
     firing = lab.watch.firing("DSV4Corruption")
     print(f"    DSV4Corruption fires for: {sorted(labels['pod'] for labels in firing)}")
     names = {pod["metadata"]["name"] for pod in lab.engines}
