@@ -156,8 +156,8 @@ def test_ungated_bf16_corrupts_reloaded_prefixes_only_and_the_alert_fires(lab: L
     assert live["host"] > 0
     assert live["cold"] == 0
     (prefill,) = lab.world.serving("pair", "prefill")
-    lab.world.wait("the prefill to withdraw", lambda: ready_code(prefill) == 503, timeout=30)
-    lab.world.wait("the operator to say whose fault it is", lambda: accused(lab) == [prefill["metadata"]["name"]], 30)
+    lab.world.wait("the prefill to withdraw", lambda: ready_code(prefill) == 503, timeout=90)
+    lab.world.wait("the operator to say whose fault it is", lambda: accused(lab) == [prefill["metadata"]["name"]], 90)
     firing = lab.watch.firing("DSV4Corruption")
     print(f"    DSV4Corruption fires for: {sorted(labels['pod'] for labels in firing)}")
     names = {pod["metadata"]["name"] for pod in lab.engines}
