@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ import yaml
 
 from localcluster import LocalCluster, audit, tools
 from localcluster.api import ApiError
+from localcluster.ports import free_port
 from localcluster.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -163,12 +163,6 @@ def install(cluster: LocalCluster, namespace: str, watched: str, values: dict[st
         answer = partial(cluster.kubectl, "get", "--raw", _collection(plural), check=False)
         wait_for(f"{plural} to be served", answer, PATIENCE)
     return Install(cluster, namespace, watched, objects, since, webhook_port)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _collection(resource: str) -> str:

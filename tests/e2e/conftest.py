@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from localcluster import LocalCluster, images
+from localcluster.ports import free_port
 from localcluster.waiting import wait_for
-from operator_process import ROOT, OperatorProcess, free_port
+from operator_process import ROOT, OperatorProcess
 from world import World
 
 CRD = ROOT / "crds" / "serving.dsv4.dev_dsv4deployments.yaml"

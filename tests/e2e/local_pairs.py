@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from canary_lab import Pod
+from localcluster.ports import free_port
 from localcluster.waiting import wait_for
-from operator_process import ROOT, free_port
+from operator_process import ROOT
 
 MODEL = "deepseek-v4"
 ROLES = ("prefill", "decode")

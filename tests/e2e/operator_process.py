@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,13 +17,6 @@ IMAGES = {
     "canary": "localhost/dsv4/canary:dev",
     "router": "localhost/dsv4/router:dev",
 }
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class OperatorProcess:

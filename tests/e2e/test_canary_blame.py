@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from canary_lab import Pod, UserLoad, added, alerts, by_name, findings, has, ready_code, report, samples, total
-from operator_process import free_port
+from localcluster.ports import free_port
 from world import World, deployment, engine_url, http_status, is_ready, switch
 
 pytestmark = pytest.mark.node

@@ -30,7 +30,7 @@ from canary_lab import (
     total,
     wrong,
 )
-from operator_process import free_port
+from localcluster.ports import free_port
 from world import World, deployment, engine_url, switch
 
 pytestmark = pytest.mark.node

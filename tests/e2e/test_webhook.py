@@ -22,6 +22,7 @@ from dsv4_operator.engine.images import ImageDefaults, resolve_images
 from dsv4_operator.policy import Action, Finding, evaluate, refusals
 from localcluster import LocalCluster, images, tools
 from localcluster.api import ApiError
+from localcluster.ports import free_port
 from localcluster.waiting import wait_for
 from operator_process import IMAGES, ROOT, OperatorProcess
 from world import World, deployment
@@ -121,12 +122,6 @@ def make_hook(api_world: World) -> Iterator[Callable[..., Hook]]:
 @pytest.fixture
 def port() -> int:
     return free_port()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pty
-import socket
 import subprocess
 import sys
 import time
@@ -19,21 +18,12 @@ from typing import Any
 
 import pytest
 
+from localcluster.ports import free_ports
+
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE = 60.0
 MODEL = "simulator"
 KEY = "sk-very-secret-41"
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 Start = Callable[..., str]

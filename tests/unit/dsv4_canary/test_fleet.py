@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from dsv4_canary.model import Role
 from dsv4_canary.settings import Environment
 from dsv4_canary.watch import SettingsFile
 from dsv4_canary.wording import filler
+from localcluster.ports import free_port
 
 pytestmark = pytest.mark.processes
 
@@ -33,13 +33,6 @@ DEADLINE = 120.0
 MODEL = "simulator"
 SETTINGS = {"version": 1, "model": MODEL, "intervalSeconds": 2, "timeoutSeconds": 4, "wedgeSeconds": 4}
 P, D = Role.PREFILL, Role.DECODE
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 @dataclass

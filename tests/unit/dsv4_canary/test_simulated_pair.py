@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -19,23 +18,14 @@ from typing import Any
 import aiohttp
 import pytest
 
+from localcluster.ports import free_ports
+
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE = 90.0
 MODEL = "simulator"
 ROLES = ("prefill", "decode")
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from dsv4_canary.engine_view import EngineSample, progressed, read_engine, regis
 from dsv4_canary.model import Mode
 from dsv4_canary.probes import echo_probe, fresh_room
 from dsv4_canary.wedge import WedgeDetector, WedgeKind, WedgeState
+from localcluster.ports import free_ports
 
 pytestmark = pytest.mark.processes
 
@@ -27,17 +27,6 @@ ROOT = Path(__file__).resolve().parents[3]
 DEADLINE = 60.0
 MODEL = "simulator"
 LIMIT = 2.0
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+
+from localcluster.ports import free_port
 
 SOURCES = Path(__file__).parents[3] / "images" / "engine-sim" / "src"
 MODEL = "deepseek-v4"
@@ -35,13 +36,6 @@ ECHO_TOOL = {
         },
     },
 }
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 @dataclass

@@ -22,9 +22,9 @@ from canary_lab import UserLoad
 from dsv4_operator.runtime.metrics import CONTENT_TYPE, OperatorMetrics
 from dsv4_operator.runtime.queue import QueueStats
 from local_pairs import ROLES, LocalPair, local_pairs
+from localcluster.ports import free_port
 from localcluster.prometheus import PrometheusServer
 from localcluster.waiting import wait_for
-from operator_process import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRAPE = """\

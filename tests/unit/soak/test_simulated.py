@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,19 +18,13 @@ import pytest
 import smg  # noqa: F401  # part of the test extra: a missing router is an error, not a skip
 
 from dsv4_canary.soak.job import Job, run_job
+from localcluster.ports import free_port
 
 pytestmark = pytest.mark.processes
 
 SOURCES = Path(__file__).parents[3] / "images" / "engine-sim" / "src"
 DEADLINE = 60.0
 Run = Callable[..., str]
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
