@@ -145,9 +145,14 @@ class PeerState:
     outcome: PeerOutcome = PeerOutcome.LOADING
     last_probe_time: float | None = None
     last_success_time: float | None = None
+    """When a probe on a prefix that no cache had last passed."""
+    failing_since: float | None = None
+    """When the present run of failures began; None unless it fails."""
     signatures: tuple[str, ...] = ()
     consecutive_failures: int = 0
     """Failed attempts in a row with this peer, of whatever probe proves the pair."""
+    wrong: bool = False
+    """The last failure was an answer that was read and is wrong, not one that never came."""
     message: str = ""
     """One sentence on what the last attempt showed; no counts, no times."""
     answered_health: bool = False
@@ -164,6 +169,7 @@ class PeerState:
             "outcome": self.outcome.value,
             "lastProbeTime": _rounded(self.last_probe_time),
             "lastSuccessTime": _rounded(self.last_success_time),
+            "failingSince": _rounded(self.failing_since),
             "signatures": list(self.signatures),
             "consecutiveFailures": self.consecutive_failures,
             "message": self.message,

@@ -70,6 +70,7 @@ class PeerBook:
         self.watches[peer.address].ranks = None
         peer.served, peer.testable, peer.answered_health = False, False, False
         peer.signatures, peer.consecutive_failures, peer.message = (), 0, _ABSENCE[kind]
+        peer.failing_since = None
         self._set(peer, outcome)
 
     def untested(self, peer: PeerState, judgement: Judgement) -> None:
@@ -83,16 +84,28 @@ class PeerBook:
             peer.consecutive_failures += 1
         self._set(peer, judgement.peer_outcome)
 
-    def passed(self, peer: PeerState, judgement: Judgement) -> None:
-        """A tool call through it came back exactly right."""
+    def passed(self, peer: PeerState, judgement: Judgement, *, fresh: bool = True) -> None:
+        """A tool call through it came back exactly right.
+
+        ``fresh``: no cache had its prefix. Out of a cache, a prefill that now computes wrong repeats what it computed
+        when it was sound: such an answer shows that the transfer and the decode work, and refutes no wrong answer.
+        """
+        peer.served = True
+        if fresh:
+            peer.last_success_time = time.time()
+        elif peer.outcome is PeerOutcome.FAIL and peer.wrong:
+            return
         peer.signatures, peer.message = judgement.signatures, "passes"
-        peer.last_success_time, peer.consecutive_failures, peer.served = time.time(), 0, True
+        peer.consecutive_failures, peer.failing_since = 0, None
         self._set(peer, PeerOutcome.PASS)
 
     def failed(self, peer: PeerState, judgement: Judgement) -> None:
         """A probe through it failed. Its health is asked before the next one: it may have been restarted."""
         peer.signatures, peer.message, peer.answered_health = judgement.signatures, judgement.what, False
         peer.consecutive_failures += 1
+        peer.wrong = not judgement.transport
+        if peer.failing_since is None:
+            peer.failing_since = time.time()
         self._set(peer, PeerOutcome.FAIL)
 
     def _set(self, peer: PeerState, outcome: PeerOutcome) -> None:

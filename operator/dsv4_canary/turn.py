@@ -337,19 +337,19 @@ class Prober:
         judgement = result.judgement
         passed = judgement.kind is Kind.PASS
         rechecked = self._settle_recheck(peer, plan, result)
+        # No cache has an echo's prefix, even where it has the template's head and says so.
+        fresh = plan.probe is ProbeName.ECHO or result.cache not in WARM
         if passed:
             self._proved_at = time.monotonic()
             if not proves(result):
                 self._machine.tested()
                 return
             self._machine.passed(result.mode, peer.address)
-            self._book.passed(peer, judgement)
+            self._book.passed(peer, judgement, fresh=fresh)
             return
         log.warning(
             "%s %s probe with %s failed: %s", result.mode.value, result.probe.value, peer.address, judgement.what
         )
-        # No cache has an echo's prefix, even where it has the template's head and says so.
-        fresh = plan.probe is ProbeName.ECHO or result.cache not in WARM
         counted = judgement.transport or (proves(result) and fresh and set(judgement.failures) != {"S30"})
         if not counted:
             self._machine.tested()

@@ -10,7 +10,8 @@ pair is `passes`, `fails` or nothing. What follows from the whole matrix:
 
 Evidence from inside an engine (wedge, corruption, missing guard) names its pod, whatever the matrix says, and then
 explains that pod's failures. A pass counts against a failure only when it came after the failure began: when a pod
-breaks, its pairs are found out one by one, and until then the older passes of the others prove nothing.
+breaks, its pairs are found out one by one, and until then the older passes of the others prove nothing. And what a
+prefill has in its cache it computed earlier: a pass out of a cache proves the decode and the path, not the prefill.
 
 Pure. Messages hold no times and no counts. Only the sidecars withdraw readiness; what is said here is words.
 """
@@ -31,6 +32,7 @@ _ENOUGH_FAILURES: Final = 2
 """Failures in a row, both views together, before a pair counts as failing: one odd reply accuses nobody."""
 _SLOWEST_TURN: Final = 60.0
 """A sidecar's budget of tokens may stretch short intervals; until it gets round to a peer, its last word stands."""
+_NEVER: Final = float("-inf")
 _SHARED: Final = "the network between them, or something else that they share, is the cause"
 
 Pair = tuple[str, str]
@@ -39,10 +41,14 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is known of one pair: when it last passed, or (`failing`) when it began to fail. Unix seconds."""
+    """What is known of one pair: when it last passed, or (`failing`) when it began to fail. Unix seconds.
+
+    `fresh`: when it last passed with a prompt that the prefill had in no cache, while it passes.
+    """
 
     failing: bool
     time: float
+    fresh: float = _NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +135,13 @@ def read_matrix(
 
 def _combine(views: Sequence[PeerReport]) -> Cell | None:
     """One cell from the views of both ends; None when they do not add up to knowledge."""
-    passed = [view.last_probe_time for view in views if view.failing_since is None]
+    passed = [view for view in views if view.failing_since is None]
+    fresh = max((view.last_success_time or _NEVER for view in passed), default=_NEVER)
     failed = [view for view in views if view.failing_since is not None]
     began = min((view.failing_since for view in failed if view.failing_since is not None), default=None)
-    if began is None or (passed and max(passed) >= began):
+    if began is None or fresh >= began:
         # A pass within the run of failures that the other end sees: the path works, if not always.
-        return Cell(failing=False, time=max(passed))
+        return Cell(failing=False, time=max(view.last_probe_time for view in passed), fresh=fresh)
     enough = sum(view.consecutive_failures for view in failed) >= _ENOUGH_FAILURES
     return Cell(failing=True, time=began) if enough else None
 
@@ -149,11 +156,11 @@ def judge_matrix(
     failing = {pair: cell.time for pair, cell in cells.items() if cell.failing and not explained & set(pair)}
     last_pass: dict[str, float] = {}
     for pair, cell in cells.items():
-        for pod in pair if not cell.failing else ():
-            last_pass[pod] = max(cell.time, last_pass.get(pod, cell.time))
+        for pod, time in zip(pair, (cell.fresh, cell.time), strict=True) if not cell.failing else ():
+            last_pass[pod] = max(time, last_pass.get(pod, time))
 
     def alive(pod: str, since: float) -> bool:
-        return last_pass.get(pod, float("-inf")) >= since
+        return last_pass.get(pod, _NEVER) >= since
 
     def is_culprit(pod: str, side: int) -> bool:
         mine = {pair: since for pair, since in failing.items() if pair[side] == pod}

@@ -22,13 +22,15 @@ _LONGEST: Final = 512
 class PeerReport:
     """One sidecar's word about one peer. Times in unix seconds.
 
-    `failing_since` is when the present run of failures began, as far back as the report tells; None unless it fails.
+    `last_success_time` is the last pass on a prefix that no cache had. `failing_since` is when the present run of
+    failures began, as far back as the report tells; None unless it fails.
     """
 
     address: str
     outcome: str
     last_probe_time: float
     consecutive_failures: int = 0
+    last_success_time: float | None = None
     failing_since: float | None = None
 
 
@@ -100,7 +102,8 @@ def _peers(status: Mapping[str, Any]) -> list[PeerReport]:
             continue  # never probed to an end: nothing is known
         failing = peer.get("outcome") == "Fail"
         failures = _number(peer.get("consecutiveFailures"))
-        since = _began(peer["address"], history) or _number(peer.get("lastSuccessTime")) or probed
+        success = _number(peer.get("lastSuccessTime"))
+        since = _number(peer.get("failingSince")) or _began(peer["address"], history) or success or probed
         reports.append(
             PeerReport(
                 address=peer["address"],
@@ -108,6 +111,7 @@ def _peers(status: Mapping[str, Any]) -> list[PeerReport]:
                 last_probe_time=probed,
                 # A sidecar that does not count failures by peer is taken at its word.
                 consecutive_failures=(2 if failures is None else int(failures)) if failing else 0,
+                last_success_time=success,
                 failing_since=min(since, probed) if failing else None,
             )
         )

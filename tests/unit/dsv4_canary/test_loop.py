@@ -172,6 +172,7 @@ async def test_streamed_failure_alone_takes_readiness(tmp_path: Path) -> None:
         assert "(S11)" in canary.verdict.message
         (peer_status,) = canary.status()["peers"]  # type: ignore[misc]
         assert peer_status.pop("lastSuccessTime") < peer_status["lastProbeTime"]
+        assert peer_status.pop("failingSince") <= peer_status["lastProbeTime"]
         assert peer_status.pop("consecutiveFailures") >= 2
         assert peer_status == {
             "address": "127.0.0.2",

@@ -71,8 +71,30 @@ async def test_what_is_told_of_a_peer() -> None:
     assert (told["consecutiveFailures"], told["signatures"]) == (2, ["S10"])
     assert told["message"] == "came back as prose (S10)"
     assert told["lastSuccessTime"] is not None
+    assert told["failingSince"] is not None
     made.book.away(peer, Kind.PEER_UNREACHABLE)
+    assert peer.to_json()["failingSince"] is None
     assert (peer.outcome, peer.consecutive_failures, peer.message) == (PeerOutcome.UNREACHABLE, 0, "cannot be reached")
+
+
+async def test_a_pass_out_of_a_cache_refutes_silence_but_no_wrong_answer() -> None:
+    made = Setting()
+    await made.ready()
+    peer = made.book.states[A]
+    made.book.passed(peer, Judgement(Kind.PASS), fresh=False)
+    assert (peer.outcome, peer.last_success_time) == (PeerOutcome.PASS, None)
+    made.book.failed(peer, WRONG)
+    began = peer.failing_since
+    made.book.passed(peer, Judgement(Kind.PASS), fresh=False)
+    assert (peer.outcome, peer.consecutive_failures, peer.message) == (PeerOutcome.FAIL, 1, WRONG.what)
+    made.book.failed(peer, WRONG)
+    assert (peer.consecutive_failures, peer.failing_since) == (2, began)
+    made.book.passed(peer, Judgement(Kind.PASS))
+    assert (peer.outcome, peer.consecutive_failures, peer.failing_since) == (PeerOutcome.PASS, 0, None)
+    silence = Judgement(Kind.FAIL, Reason.TRANSFER_FAILED, "no answer", {"timeout": Severity.TRANSPORT})
+    made.book.failed(peer, silence)
+    made.book.passed(peer, Judgement(Kind.PASS), fresh=False)
+    assert peer.outcome is PeerOutcome.PASS
 
 
 async def test_peers_come_and_go_and_a_failed_lookup_changes_nothing() -> None:

@@ -32,8 +32,14 @@ POD, LINK, FABRIC, UNDECIDED = BlameKind.POD, BlameKind.LINK, BlameKind.FABRIC, 
 
 
 def matrix(rows: dict[str, str]) -> dict[tuple[str, str], Cell]:
-    """`{"p1": "+-? "}`: + passes since, o passed before the trouble, - fails, anything else unknown; by decode."""
-    known = {"+": Cell(False, AFTER), "o": Cell(False, BEFORE), "-": Cell(True, BEGAN)}
+    """`{"p1": "+-? "}`: + passes since, o passed before the trouble, c since then only out of the cache, - fails,
+    anything else unknown; by decode."""
+    known = {
+        "+": Cell(False, AFTER, AFTER),
+        "o": Cell(False, BEFORE, BEFORE),
+        "c": Cell(False, AFTER, BEFORE),
+        "-": Cell(True, BEGAN),
+    }
     return {
         (prefill, f"d{number}"): known[sign]
         for prefill, signs in rows.items()
@@ -72,6 +78,12 @@ def charged(charges: Iterable[Charge]) -> list[tuple[BlameKind, tuple[str, ...]]
         pytest.param({"p1": "-o", "p2": "++"}, [(UNDECIDED, ("p1", "d1"))], id="its other pair not tested since"),
         pytest.param({"p1": "--", "p2": "oo"}, [(UNDECIDED, ("p1", "d1", "d2"))], id="nobody else tested since"),
         pytest.param({"p1": "--", "p2": "+o"}, [(POD, ("p1",))], id="one peer passes with another"),
+        # -- what a prefill has in its cache it computed while it was sound
+        pytest.param(
+            {"p1": "-c", "p2": "++"}, [(UNDECIDED, ("p1", "d1"))], id="a cached pass does not clear a prefill"
+        ),
+        pytest.param({"p1": "--", "p2": "co"}, [(POD, ("p1",))], id="a cached pass does clear a decode"),
+        pytest.param({"p1": "-?", "p2": "-c"}, [(UNDECIDED, ("p1", "p2", "d1"))], id="nor accuse one"),
         pytest.param({"p1": "-?", "p2": "++"}, [(POD, ("p1",))], id="fails with the only peer that it was tested with"),
     ],
 )
@@ -94,7 +106,7 @@ NAMES = st.tuples(st.integers(2, 5), st.integers(2, 5)).map(
 
 def full(prefills: list[str], decodes: list[str], bad: Collection[str | tuple[str, str]]) -> dict[Any, Cell]:
     return {
-        (p, d): Cell(True, BEGAN) if bad & {p, d, (p, d)} else Cell(False, AFTER)  # type: ignore[operator]
+        (p, d): Cell(True, BEGAN) if bad & {p, d, (p, d)} else Cell(False, AFTER, AFTER)  # type: ignore[operator]
         for p in prefills
         for d in decodes
     }
@@ -190,6 +202,7 @@ PODS = [pod(name) for name in ("p1", "p2", "d1", "d2")]
 
 def peer(name: str, outcome: str = "Pass", **changes: Any) -> dict[str, Any]:
     seen: dict[str, Any] = {"address": pod(name).ip, "outcome": outcome, "lastProbeTime": AFTER, "signatures": []}
+    seen["lastSuccessTime"] = changes.get("lastProbeTime", AFTER)
     if outcome == "Fail":
         seen |= {"consecutiveFailures": 2, "lastSuccessTime": BEFORE, "message": "wrong"}
     return seen | changes
@@ -238,6 +251,22 @@ FAILS, PASSES = {("p1", "d1"): True}, {("p1", "d1"): False}
             {"p1": says(peer("d1", "Fail")), "d1": says(peer("p1", lastProbeTime=AFTER - 1))},
             PASSES,
             id="the other end passes in between",
+        ),
+        pytest.param(
+            {
+                "p1": says(peer("d1", "Fail")),
+                "d1": says(peer("p1", lastProbeTime=AFTER - 1, lastSuccessTime=BEFORE - 1)),
+            },
+            FAILS,
+            id="the other end passes in between, but out of a cache",
+        ),
+        pytest.param(
+            {
+                "p1": says(peer("d1", "Fail", failingSince=AFTER - 20)),
+                "d1": says(peer("p1", lastProbeTime=AFTER - 30)),
+            },
+            FAILS,
+            id="the sidecar's word on when it began comes first",
         ),
         pytest.param({"p1": says(peer("d1", "Busy"))}, {}, id="busy"),
         pytest.param({"p1": says(peer("d1", "Loading"))}, {}, id="loading"),
@@ -402,7 +431,16 @@ WORDS = st.sampled_from(["", "Fail", "10.0.1.1", "a\nb"])
 SCALARS = st.none() | st.booleans() | st.floats() | WORDS
 JSON = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(WORDS, SCALARS, max_size=2)
 FIELDS = ("ready", "reason", "message", "engine", "peers", "history", "wedge", "corruption", "guard", "lastSuccessTime")
-PEER_FIELDS = ("address", "outcome", "lastProbeTime", "consecutiveFailures", "lastSuccessTime", "peer", "time")
+PEER_FIELDS = (
+    "address",
+    "outcome",
+    "lastProbeTime",
+    "consecutiveFailures",
+    "lastSuccessTime",
+    "failingSince",
+    "peer",
+    "time",
+)
 
 
 @settings(max_examples=300)
@@ -434,5 +472,5 @@ def test_words_do_not_move_with_time(failing: list[str], later: float, failures:
 
 def test_a_peer_report_says_since_when_only_while_it_fails() -> None:
     report = says(peer("d1"), peer("d2", "Fail"))
-    assert report.peers[0] == PeerReport("10.0.1.1", "Pass", AFTER)
+    assert report.peers[0] == PeerReport("10.0.1.1", "Pass", AFTER, last_success_time=AFTER)
     assert report.peers[1].failing_since == BEFORE

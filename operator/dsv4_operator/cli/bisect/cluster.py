@@ -226,7 +226,8 @@ class ClusterRunner:
         if found is not None and (found["metadata"].get("labels") or {}).get(LABEL_RUN) == self._run:
             self._say(f"{name}: removing")
             self._kubectl.delete(_RESOURCE, name)
-            self._wait_gone(f"{LABEL_DEPLOYMENT}={name}")
+            self._wait_gone("pods", f"{LABEL_DEPLOYMENT}={name}")
+            self._wait_gone(_RESOURCE, f"{LABEL_RUN}={self._run},{objects.LABEL_BISECT}={self._name}")
 
     def _edited(self, arm: Arm, name: str) -> str:
         found = self._editable(name)
@@ -277,7 +278,7 @@ class ClusterRunner:
             # The test object holds the GPUs.
             idle = {**obj["spec"], "replicas": 0}
             self._kubectl.replace_spec(_RESOURCE, self._test, idle, resource_version=None)
-            self._wait_gone(f"{LABEL_DEPLOYMENT}={self._test}")
+            self._wait_gone("pods", f"{LABEL_DEPLOYMENT}={self._test}")
         run = f"{self._run}-{arm.name}"[:63].rstrip("-")
         try:
             made = objects.alone_objects(context(judgement, judgement.deployment), name, self._name, run)
@@ -296,7 +297,7 @@ class ClusterRunner:
                     held = self._kubectl.get(item["kind"], name)
                     if held is not None and (held["metadata"].get("labels") or {}).get(LABEL_RUN) == run:
                         self._kubectl.delete(item["kind"], name)
-                self._wait_gone(f"{LABEL_RUN}={run}")
+                self._wait_gone("pods,deployments,services", f"{LABEL_RUN}={run}")
 
     def _url(self, name: str) -> str:
         return f"http://{name}.{self._kubectl.namespace()}.svc"
@@ -337,11 +338,11 @@ class ClusterRunner:
                 raise ArmError(f"not ready within {self._start_timeout:.0f} s: {why}")
             time.sleep(_POLL)
 
-    def _wait_gone(self, selector: str) -> None:
-        """Wait until pods have gone: their GPUs are the next arm's."""
+    def _wait_gone(self, kinds: str, selector: str) -> None:
+        """Wait until objects have gone: pods' GPUs are the next arm's, and a name may be needed again."""
         deadline = time.monotonic() + GONE_SECONDS
-        while self._kubectl.listed("pods", selector):
+        while self._kubectl.listed(kinds, selector):
             if time.monotonic() >= deadline:
-                self._say(f"pods with {selector} have not gone within {GONE_SECONDS:.0f} s")
+                self._say(f"{kinds} with {selector} have not gone within {GONE_SECONDS:.0f} s")
                 return
             time.sleep(_POLL)
