@@ -14,6 +14,7 @@ from dsv4_operator.policy.finding import Action, Remark, Rule
 from dsv4_operator.policy.subject import Subject
 from dsv4_operator.policy.topology import PREFILL_CP
 
+_TOKENIZERS: Final = "--tokenizer-worker-num"
 _BF16: Final = "spec.indexK.dtype"
 _CHECKSUM: Final = "spec.network.checksum"
 _OTHER_INDEXERS: Final = {
@@ -99,6 +100,19 @@ def _guard_unchecked(subject: Subject) -> Iterator[Remark]:
             "without the canary nobody looks for the guard's marker: an image without the guard would serve FP8 "
             "index keys, unguarded, and nothing would say so; turn the canary on",
         )
+
+
+def _live_counters(subject: Subject) -> Iterator[Remark]:
+    if subject.known is None or guarded_index_k(subject.spec, subject.known) is None:
+        return
+    for argument in subject.uses(_TOKENIZERS):
+        if argument.value.strip() != "1":
+            yield (
+                argument.path,
+                f"{_TOKENIZERS} starts API processes that load no plugins, so the guard counts no tool call of "
+                "users: dsv4_guard_tool_calls_total stays at 0 and DSV4LiveToolCallCorruption cannot fire; remove "
+                "it, or leave it to the canary alone to find corruption",
+            )
 
 
 def _checksum(subject: Subject) -> Iterator[Remark]:
@@ -203,6 +217,18 @@ RULES = (
             "is not what the spec says. Only the canary looks for the marker."
         ),
         check=_guard_unchecked,
+    ),
+    Rule(
+        id="live-counters",
+        action=Action.WARN,
+        title="Several tokenizer workers are not counted",
+        source="sglang 0.5.23 srt/entrypoints/http_server.py (tokenizer_worker_num)",
+        explanation=(
+            "The guard counts how users' tool calls end in the process that answers HTTP. With more than one tokenizer "
+            "worker those are processes of their own, in which SGLang loads no plugins. The gates, BF16 and the "
+            "transfer are in the scheduler and not concerned."
+        ),
+        check=_live_counters,
     ),
     Rule(
         id="kv-checksum",
