@@ -126,7 +126,7 @@ def corruption() -> Iterator[Case]:
     yield Case(
         "confirmed by the canary",
         differing(N, confirmed),
-        {9: set(), 16: {"DSV4Corruption"}, 60: {"DSV4Corruption"}},
+        {9: set(), 17: {"DSV4Corruption"}, 60: {"DSV4Corruption"}},
         {"alertname": "DSV4Corruption", "severity": "critical", "pod": "demo-prefill-0", "deployment": "demo"},
     )
     other = {

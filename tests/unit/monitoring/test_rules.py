@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -29,18 +30,18 @@ def test_rules_are_well_formed() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def chosen_rules(case: Case, folder: Path) -> Path:
-    """A rule file with the groups that the case asks for."""
+def document_of(case: Case, folder: Path) -> dict[str, Any]:
+    """The test file of a case, for the groups that it asks for, in the order of the rule file."""
     some = folder / "rules.yaml"
-    everything = yaml.safe_load(RULES.read_text())["groups"]
-    some.write_text(yaml.safe_dump({"groups": [g for g in everything if not case.groups or g["name"] in case.groups]}))
-    return some
+    groups = [g for g in yaml.safe_load(RULES.read_text())["groups"] if not case.groups or g["name"] in case.groups]
+    some.write_text(yaml.safe_dump({"groups": groups}))
+    return case.document(str(some), [group["name"] for group in groups])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_alerts(case: Case, tmp_path: Path) -> None:
     test = tmp_path / "test.yaml"
-    test.write_text(yaml.safe_dump(case.document(str(chosen_rules(case, tmp_path))), width=1000))
+    test.write_text(yaml.safe_dump(document_of(case, tmp_path), width=1000))
     done = promtool("test", "rules", str(test))
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -63,7 +64,7 @@ SUMMARIES = {
 def test_summaries_read_well(name: str, tmp_path: Path) -> None:
     """As people get them, placeholders filled. promtool shows them when it expects no alert and gets one."""
     (case,) = (case for case in CASES if case.name == name)
-    document = case.document(str(chosen_rules(case, tmp_path)))
+    document = document_of(case, tmp_path)
     test = document["tests"][0]
     del test["promql_expr_test"]
     test["alert_rule_test"] = [{"alertname": case.labels["alertname"], "eval_time": f"{max(case.firing)}m"}]
