@@ -152,7 +152,7 @@ class PeerState:
     consecutive_failures: int = 0
     """Failed attempts in a row with this peer, of whatever probe proves the pair."""
     wrong: bool = False
-    """The last failure was an answer that was read and is wrong, not one that never came."""
+    """The last failure of this run was an answer that was read and is wrong, not one that never came."""
     message: str = ""
     """One sentence on what the last attempt showed; no counts, no times."""
     answered_health: bool = False

@@ -70,7 +70,7 @@ class PeerBook:
         self.watches[peer.address].ranks = None
         peer.served, peer.testable, peer.answered_health = False, False, False
         peer.signatures, peer.consecutive_failures, peer.message = (), 0, _ABSENCE[kind]
-        peer.failing_since = None
+        peer.failing_since, peer.wrong = None, False
         self._set(peer, outcome)
 
     def untested(self, peer: PeerState, judgement: Judgement) -> None:
@@ -96,7 +96,7 @@ class PeerBook:
         elif peer.outcome is PeerOutcome.FAIL and peer.wrong:
             return
         peer.signatures, peer.message = judgement.signatures, "passes"
-        peer.consecutive_failures, peer.failing_since = 0, None
+        peer.consecutive_failures, peer.failing_since, peer.wrong = 0, None, False
         self._set(peer, PeerOutcome.PASS)
 
     def failed(self, peer: PeerState, judgement: Judgement) -> None:

@@ -97,6 +97,17 @@ async def test_a_pass_out_of_a_cache_refutes_silence_but_no_wrong_answer() -> No
     assert peer.outcome is PeerOutcome.PASS
 
 
+async def test_a_wrong_answer_that_was_refuted_says_nothing_of_a_later_wedge() -> None:
+    made = Setting()
+    await made.ready()
+    peer = made.book.states[A]
+    made.book.failed(peer, WRONG)
+    made.book.passed(peer, Judgement(Kind.PASS))
+    made.book.untested(peer, Judgement(Kind.PEER_WEDGED, what="wedged"))
+    made.book.passed(peer, Judgement(Kind.PASS), fresh=False)
+    assert (peer.outcome, peer.message) == (PeerOutcome.PASS, "passes")
+
+
 async def test_peers_come_and_go_and_a_failed_lookup_changes_nothing() -> None:
     made = Setting()
     await made.ready()
