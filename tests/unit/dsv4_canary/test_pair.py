@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +16,7 @@ from dsv4_canary import discovery, pair
 from dsv4_canary.judge import Judgement, Kind, judge
 from dsv4_canary.model import Mode, PeerOutcome, Reason, Role, Severity
 from dsv4_canary.probes import Probe, echo_probe
+from localcluster.ports import free_port
 
 pytestmark = pytest.mark.processes
 
@@ -108,9 +108,7 @@ async def drop(request: web.Request, _body: dict[str, Any]) -> web.StreamRespons
 
 
 def closed_port_url() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 def probe_of(mode: Mode = Mode.FUNCTIONAL) -> Probe:
