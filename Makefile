@@ -59,7 +59,7 @@ contract: $(VENV)/.ready ## The contract with SGLang: data against 12 wheels, th
 
 .PHONY: test
 test: lint prerequisites ## Everything: check, then tests on the real control plane and the real node
-	@$(PYTEST) tests
+	@VENV=$(VENV) hack/test.sh
 
 .PHONY: prerequisites
 prerequisites: $(VENV)/.ready
