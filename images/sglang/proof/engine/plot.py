@@ -38,9 +38,9 @@ def raced(result: dict[str, Any]) -> list[tuple[float, bool]]:
 
 
 def main(source: str, target: str) -> None:
-    """Two panels: the race by the driver's own requests, and by the canary's drift probes."""
+    """Three panels: the race by the driver's own requests, with shorter loads, and by the canary's drift probes."""
     arms = {entry["arm"]: entry for entry in map(json.loads, Path(source).read_text().splitlines())}
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.6), sharey=True, constrained_layout=True)
+    figure, axes = plt.subplots(1, 3, figsize=(13.5, 3.6), sharey=True, constrained_layout=True)
     panels = (
         (
             "requests of the driver",
@@ -51,8 +51,22 @@ def main(source: str, target: str) -> None:
             ],
         ),
         (
+            "SGLang's default, each layer's load slowed by",
+            [
+                ("race-delay-0", "nothing"),
+                ("race-delay-1000000", "0.5 ms"),
+                ("race-delay-5000000", "2.5 ms"),
+                ("race-delay-20000000", "10 ms"),
+                ("race2-default", "40 ms"),
+            ],
+        ),
+        (
             "drift probes of the canary",
-            [("canary-default", "SGLang's\ndefault"), ("canary-early-off", "early send off\n(as rendered)")],
+            [
+                ("canary-default", "SGLang's\ndefault"),
+                ("canary-early-off", "early send off\n(as rendered)"),
+                ("canary-guard", "plugin, early\nsend on"),
+            ],
         ),
     )
     jitter = random.Random(1)
@@ -66,11 +80,12 @@ def main(source: str, target: str) -> None:
         axis.set_xticks(range(len(columns)), [label for _, label in columns])
         axis.set_xlim(-0.5, len(columns) - 0.5)
         axis.set_ylim(0, 1.4)
-        axis.set_title(f"{title}: damaged (red)", fontsize=10)
+        axis.set_title(title, fontsize=10)
         axis.grid(axis="y", alpha=0.3)
     axes[0].set_ylabel("logprob moved by (nats)")
     figure.suptitle(
-        "HiCache load-back raced by an early send: real SGLang 0.5.17, one H200, loads delayed", fontsize=11
+        "HiCache load-back raced by an early send: real SGLang 0.5.17, one H200, loads delayed; damaged in red",
+        fontsize=11,
     )
     figure.savefig(target, metadata={"Date": None})
 
