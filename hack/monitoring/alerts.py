@@ -185,7 +185,7 @@ OBJECTS: Final = (
         expr="dsv4_object:router_drift:max > 0",
         summary=f"A router's worker list is not the wanted one: {OBJECT}",
         description="""
-        {{ $value }} workers differ between the list that the operator published and what the routers say. Requests may
+        {{ $value }} routers have another list than the operator published. Requests may
         go to a pod that fails its canary, or a good pod idles.
         """,
     ),

@@ -39,7 +39,7 @@ def _library() -> Any:
     try:
         return importlib.import_module("dsv4_canary.checkup")
     except ModuleNotFoundError as error:
-        raise UnreadableError(f"canary: needs {error.name}; pip install 'dsv4-operator[cli,canary]'") from None
+        raise UnreadableError(f"canary: needs {error.name}; in the checkout: pip install '.[cli,canary]'") from None
 
 
 def _plan(args: argparse.Namespace, checkup: Any) -> Any:

@@ -20,5 +20,6 @@ def load(module: str, extra: str) -> Any:
         if error.name is not None and error.name.split(".")[0] in ("dsv4_canary", "dsv4_operator"):
             raise  # ours are always there: a fault of the installation, not a missing extra
         raise UnreadableError(
-            f"needs the Python package {error.name}, which is not installed: pip install 'dsv4-operator[cli,{extra}]'"
+            f"needs the Python package {error.name}, which is not installed; in the checkout: "
+            f"pip install '.[cli,{extra}]'"
         ) from None

@@ -71,7 +71,7 @@ class _ObjectCollector(Collector):
         )
         drift = GaugeMetricFamily(
             "dsv4_operator_router_drift",
-            "Workers that a router replica has and should not have, or lacks, summed over replicas.",
+            "Router replicas whose list has differed from the wanted one for more than 15 s.",
             labels=names,
         )
         blamed = {

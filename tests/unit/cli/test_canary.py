@@ -318,7 +318,7 @@ def test_without_the_library(ctl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dsv4_canary.checkup", None)
     done = ctl("canary", *ENDPOINT)
     assert done.code == 2
-    assert "pip install 'dsv4-operator[cli,canary]'" in done.err
+    assert "pip install '.[cli,canary]'" in done.err
 
 
 def test_help_has_examples(ctl: Any) -> None:

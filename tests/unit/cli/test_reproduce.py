@@ -79,7 +79,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path) -> None:
     words = ["soak", "--endpoint", "http://127.0.0.1:1", "--tag", "t"]
     done = subprocess.run([sys.executable, "-c", code, *words], env=ENV, text=True, capture_output=True, check=False)
     assert done.returncode == 2
-    assert "pip install 'dsv4-operator[cli,canary]'" in done.stderr
+    assert "pip install '.[cli,canary]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -253,4 +253,4 @@ class HiCacheSpec(ApiModel):
     layout: Literal["LayerFirst", "PageFirst", "PageFirstDirect"] = "PageFirst"
     """Host layout; V4 accepts Kernel with LayerFirst or PageFirst and Direct with LayerFirst or PageFirstDirect."""
     on_corruption: Literal["DisableHiCache", "Quarantine", "Alert"] = "DisableHiCache"
-    """What to do when canaries prove corruption tied to reloaded prefixes."""
+    """No effect yet, whatever its value. What to do when canaries prove corruption tied to reloaded prefixes."""

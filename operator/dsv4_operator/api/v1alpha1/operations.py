@@ -61,7 +61,7 @@ class CanarySpec(ApiModel):
     wedge_seconds: Annotated[int, Field(ge=10, le=86400, json_schema_extra=Int32)] = 60
     """Running requests but no tokens for this long is a wedge."""
     minimum_available: Annotated[int, Field(ge=1, le=256, json_schema_extra=Int32)] = 1
-    """Pods of each role that keep serving even when all canaries blame each other."""
+    """No effect yet, whatever its value. Pods of each role that serve even when all canaries blame each other."""
 
 
 class SoakSpec(ApiModel):
@@ -98,7 +98,7 @@ class RolloutSpec(ApiModel):
     progress_deadline_seconds: Annotated[int, Field(ge=60, le=604800, json_schema_extra=Int32)] = 5400
     """Longest time without progress; a cold start of V4-Pro can take 45 minutes."""
     auto_rollback: bool = True
-    """Return to the last good generation when the new one fails."""
+    """No effect yet, whatever its value. Return to the last good generation when the new one fails."""
     soak: SoakSpec | None = None
     """Soak the new generation before it serves; off when unset."""
 
@@ -116,7 +116,7 @@ class RecoverySpec(ApiModel):
     """Repair of wedged or dead pods."""
 
     restart_budget: RestartBudget = Field(default_factory=RestartBudget)
-    """Beyond it the deployment is Degraded and waits for a person."""
+    """No effect yet, whatever its value. Beyond it the deployment is Degraded and waits for a person."""
 
 
 class AllowedRule(ApiModel):

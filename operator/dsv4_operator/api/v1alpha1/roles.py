@@ -209,6 +209,6 @@ class NetworkSpec(ApiModel):
     host_ipc: bool = Field(default=False, alias="hostIPC")
     """Share the node's IPC namespace, which CUDA IPC between pods of one node needs."""
     checksum: bool = False
-    """Verify transferred KV (SGLang 0.5.21 and later, with the gated image)."""
+    """Verify transferred KV (SGLang 0.5.23 alone, with the gated image)."""
     compute_domain: ComputeDomainSpec = Field(default_factory=ComputeDomainSpec)
     """Multi-node NVLink."""

@@ -102,7 +102,7 @@ class DSV4DeploymentSpec(ApiModel):
     rollout: RolloutSpec = Field(default_factory=RolloutSpec)
     """How changes are made."""
     recovery: RecoverySpec = Field(default_factory=RecoverySpec)
-    """Repair of wedged or dead pods."""
+    """No effect yet, whatever its value. Repair of wedged or dead pods."""
     policy: PolicySpec = Field(default_factory=PolicySpec)
     """Exceptions from the safety policy."""
     paused: bool = False
