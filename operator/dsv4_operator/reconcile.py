@@ -24,22 +24,24 @@ from dsv4_operator.api.v1alpha1.conditions import ConditionType, Reason
 from dsv4_operator.api.v1alpha1.deployment import DSV4Deployment, InvalidSpecError, parse_deployment
 from dsv4_operator.api.v1alpha1.operations import CanarySpec
 from dsv4_operator.api.v1alpha1.status import DSV4DeploymentStatus
+from dsv4_operator.desired.canary import read_prompt_tokens, settings_name
 from dsv4_operator.desired.children import build_generation_children, build_object_children
 from dsv4_operator.desired.context import DesiredContext, workers_name
 from dsv4_operator.desired.engine_workload import read_fingerprint_inputs
 from dsv4_operator.engine.fingerprint import changed_inputs
 from dsv4_operator.engine.images import ImageDefaults, resolve_images
 from dsv4_operator.engine.releases import KNOWN_RELEASES, release_of
-from dsv4_operator.kube.errors import Forbidden, Invalid, KindNotInstalled, NotFound
+from dsv4_operator.kube.errors import ApiError, ApiUnavailable, Forbidden, Invalid, KindNotInstalled, NotFound
 from dsv4_operator.kube.kinds import DSV4_DEPLOYMENT, POD
 from dsv4_operator.kube.port import JsonObject, KubeApi
 from dsv4_operator.observe.blame import blame_by_generation, count_blame
+from dsv4_operator.observe.generations import view_generations
 from dsv4_operator.observe.observation import Fault, Observation
 from dsv4_operator.observe.pods import PodView, view_pod
-from dsv4_operator.observe.status import build_status, generation_ready
+from dsv4_operator.observe.status import build_status
 from dsv4_operator.observe.transitions import news, previous_conditions
 from dsv4_operator.observe.workloads import WorkloadView, view_workloads
-from dsv4_operator.plan.generations import GenerationPlan, plan_generations
+from dsv4_operator.plan.generations import GenerationPlan, hold, plan_generations, serving_without_pointer
 from dsv4_operator.plan.pruning import ChildKey, child_key, plan_pruning
 from dsv4_operator.plan.replacement import why_replaced
 from dsv4_operator.policy import Action, Finding, evaluate, refusals
@@ -50,6 +52,7 @@ from dsv4_operator.runtime.events import EventBatch, EventRecorder
 from dsv4_operator.runtime.http_peers import PeerClient
 from dsv4_operator.runtime.membership import MembershipKeeper
 from dsv4_operator.runtime.metrics import OperatorMetrics
+from dsv4_operator.runtime.outcome import NotYet
 from dsv4_operator.runtime.router_keys import RouterKeys
 from dsv4_operator.runtime.routers import RouterWatch
 
@@ -88,6 +91,8 @@ class _Pass:
     events: EventBatch
     findings: list[Finding] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    failed: Exception | None = None
+    """The first write that may work another time: the pass goes on without it, and ends with it."""
     drift: list[str] = field(default_factory=list)
     look_again: list[float] = field(default_factory=list)
 
@@ -143,6 +148,8 @@ class Reconciler:
             await self._write_status(this, status)
         finally:
             await this.events.flush()
+        if this.failed is not None:
+            raise this.failed
         ready = any(c.type == ConditionType.READY and c.status == "True" for c in status.conditions)
         settled = ready and plan is not None and plan.leaving == set() and not this.faults
         return min([SETTLED_SECONDS if settled else MOVING_SECONDS, *this.look_again])
@@ -205,22 +212,18 @@ class Reconciler:
     async def _act(self, this: _Pass, ctx: DesiredContext | None) -> GenerationPlan | None:
         """Write what must be written; returns where traffic goes. Without a valid spec only membership is kept true."""
         if ctx is None:
-            pointed_at = _pointed_at(this)
+            pointed_at = _pointed_at(this.raw, this.children)
             await self._keep_membership(this, this.fingerprints, None)
             if pointed_at is None:
                 return None
             return plan_generations(pointed_at, pointed_at, this.fingerprints, {pointed_at: True})
-        ready = {
-            fp: generation_ready(fp, this.pods, this.workloads, ctx.spec.router.enabled)
-            for fp in {*this.fingerprints, ctx.fingerprint}
-        }
-        pointed_at = _pointed_at(this) if ctx.spec.router.enabled else self._whole_without_router(this, ready)
-        plan = plan_generations(ctx.fingerprint, pointed_at, this.fingerprints, ready)
+        generations = view_generations(this.pods, this.workloads, ctx.spec.router.enabled)
+        pointed_at = _pointed_at(this.raw, this.children) if ctx.spec.router.enabled else None
+        pointed_at = pointed_at or serving_without_pointer(generations)
+        whole = {view.fingerprint: view.whole for view in generations}
+        plan = plan_generations(ctx.fingerprint, pointed_at, this.fingerprints, whole)
         if ctx.spec.paused:
-            return plan
-        if plan.switched:
-            message = f"generation {plan.serving} is whole and serves; {pointed_at} drains"
-            this.events.add(this.raw, "Normal", Reason.UP_TO_DATE, message, action="Switch")
+            return hold(plan, pointed_at)
         if pointed_at is not None and ctx.fingerprint not in this.fingerprints:
             self._tell_new_generation(this, ctx, pointed_at)
         routed: set[str] = set()
@@ -229,19 +232,16 @@ class Reconciler:
             routed = this.fingerprints | {ctx.fingerprint}
         await self._keep_membership(this, routed, ctx)
         wanted = await self._apply_children(this, ctx, plan)
+        if ctx.spec.router.enabled:
+            # Where the Service was not turned, what it points at goes on serving and keeps all it has.
+            plan = hold(plan, _pointed_at(this.raw, self._live(this.raw)[0]) or pointed_at)
+        if plan.switched:
+            message = f"generation {plan.serving} is whole and serves; {pointed_at} drains"
+            this.events.add(this.raw, "Normal", Reason.UP_TO_DATE, message, action="Switch")
         wanted |= {("v1", "ConfigMap", workers_name(ctx.name, fp)) for fp in routed - plan.leaving}
-        await self._prune(this, ctx, plan, wanted)
+        if this.failed is None:
+            await self._prune(this, ctx, plan, wanted)
         return plan
-
-    @staticmethod
-    def _whole_without_router(this: _Pass, ready: dict[str, bool]) -> str | None:
-        """Without a Service, the whole generation that has existed longest is the one that serves."""
-        whole = [
-            (child["metadata"].get("creationTimestamp", ""), child["metadata"]["labels"][LABEL_FINGERPRINT])
-            for child in this.children
-            if child["kind"] == "Deployment" and ready.get(child["metadata"]["labels"].get(LABEL_FINGERPRINT, ""))
-        ]
-        return min(whole)[1] if whole else None
 
     async def _keep_membership(self, this: _Pass, fingerprints: set[str], ctx: DesiredContext | None) -> None:
         async def guard(write: Awaitable[str | None]) -> str | None:
@@ -253,7 +253,8 @@ class Reconciler:
 
     async def _apply_children(self, this: _Pass, ctx: DesiredContext, plan: GenerationPlan) -> set[ChildKey]:
         wanted: set[ChildKey] = set()
-        for intent in [*build_object_children(ctx, plan.serving), *build_generation_children(ctx)]:
+        most = _prompt_tokens(this) if plan.serving != ctx.fingerprint else None
+        for intent in [*build_object_children(ctx, plan.serving, most), *build_generation_children(ctx)]:
             wanted.add(child_key(intent))
             before = next((child for child in this.children if child_key(child) == child_key(intent)), None)
             reason = await self._guard(this, self._writer.apply(intent, ctx.uid))
@@ -301,13 +302,19 @@ class Reconciler:
             this.faults.append(Fault(Reason.API_MISSING, str(error)))
         except (Invalid, Forbidden) as error:
             this.faults.append(Fault(Reason.APPLY_REJECTED, str(error)))
+        except NotYet as error:
+            this.failed = this.failed or error
+        except ApiError as error:
+            this.failed = this.failed or error
+            if isinstance(error, ApiUnavailable) and error.status is not None:
+                this.faults.append(Fault(Reason.APPLY_FAILED, str(error)))
         return None
 
     async def _prune(self, this: _Pass, ctx: DesiredContext, plan: GenerationPlan, wanted: set[ChildKey]) -> None:
         kept = {plan.serving} - {ctx.fingerprint}
         with_routers = {pod.fingerprint for pod in this.pods if pod.role is Role.ROUTER} & plan.leaving
         for obj in plan_pruning(this.children, wanted, ctx.uid, kept, with_routers):
-            if await self._writer.delete(dict(obj)):
+            if await self._guard(this, self._writer.delete(dict(obj))):
                 LOG.info("deleted %s %s: no longer wanted", obj["kind"], obj["metadata"]["name"])
 
     # -- observing
@@ -374,10 +381,17 @@ def _overridden(this: _Pass) -> set[str]:
     return {finding.rule for finding in this.findings if finding.action is Action.WARN} & allowed
 
 
-def _pointed_at(this: _Pass) -> str | None:
+def _prompt_tokens(this: _Pass) -> int | None:
+    """promptTokens that the canaries are told now."""
+    name = settings_name(this.raw["metadata"]["name"])
+    found = (c for c in this.children if c["kind"] == "ConfigMap" and c["metadata"]["name"] == name)
+    return next((read_prompt_tokens(settings) for settings in found), None)
+
+
+def _pointed_at(raw: JsonObject, children: list[JsonObject]) -> str | None:
     """Fingerprint in the selector of the stable Service."""
-    name = this.raw["metadata"]["name"]
-    for child in this.children:
+    name = raw["metadata"]["name"]
+    for child in children:
         if child["kind"] == "Service" and child["metadata"]["name"] == name:
             fingerprint: str | None = (child["spec"].get("selector") or {}).get(LABEL_FINGERPRINT)
             return fingerprint

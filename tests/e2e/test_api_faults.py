@@ -94,3 +94,31 @@ def test_a_settled_object_costs_no_write(api_world: World, operator: OperatorPro
     events = api_world.cluster.audit_events(since=start)
     ours = [e for e in events if e.is_write and e.user_agent.startswith("dsv4-operator")]
     assert [(e.verb, e.resource, e.name) for e in ours] == []
+
+
+@pytest.mark.parametrize(("status", "reason"), [(400, "ApplyRejected"), (500, "ApplyFailed")])
+def test_a_child_that_cannot_be_written_hides_nothing_else(
+    api_world: World, fault_proxy: FaultProxy, operator: OperatorProcess, status: int, reason: str
+) -> None:
+    api_world.create(deployment("pair"))
+    api_world.wait_ready("pair")
+    fp = api_world.get("pair")["status"]["fingerprint"]
+    fault_proxy.respond(status, method="PATCH", path=f"/deployments/pair-{fp}-prefill", times=None)
+    api_world.patch("pair", {"hiCache": {"enabled": True}, "router": {"replicas": 2}})
+
+    def told() -> bool:
+        obj = api_world.get("pair")
+        seen = obj["status"]["observedGeneration"] == obj["metadata"]["generation"]
+        return seen and api_world.condition("pair", "Degraded").get("reason") == reason
+
+    api_world.wait(f"{reason} of the newest spec", told, timeout=60)
+    router = api_world.child("Deployment", f"pair-{fp}-router") or {}
+    assert router["spec"]["replicas"] == 2, "what comes after the failed child is written all the same"
+    fault_proxy.clear()
+
+    def toggled() -> bool:
+        prefill = api_world.child("Deployment", f"pair-{fp}-prefill") or {}
+        return "--enable-hierarchical-cache" in prefill["spec"]["template"]["spec"]["containers"][0]["args"]
+
+    api_world.wait("the edit to be carried out", toggled, timeout=90)
+    api_world.wait("the fault to be forgotten", lambda: api_world.condition("pair", "Degraded").get("reason") != reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from dsv4_operator.api.constants import BOOTSTRAP_PORT, CANARY_PORT, CONTAINER_CANARY, ENGINE_PORT, Role
@@ -18,16 +19,29 @@ def settings_name(name: str) -> str:
     return f"{name}-canary"
 
 
-def build_canary_settings(ctx: DesiredContext) -> dict[str, Any]:
-    """The ConfigMap that sidecars read again when it changes: new settings restart nothing."""
+def read_prompt_tokens(settings: Mapping[str, Any]) -> int | None:
+    """promptTokens of a live ConfigMap with canary settings; None when it says none that can be read."""
+    try:
+        return int(json.loads(settings["data"][SETTINGS_KEY])["promptTokens"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def build_canary_settings(ctx: DesiredContext, most_prompt_tokens: int | None = None) -> dict[str, Any]:
+    """The ConfigMap that sidecars read again when it changes: new settings restart nothing.
+
+    All generations read it. `most_prompt_tokens` bounds the prompts while another generation serves than the spec's,
+    whose engines may take no longer ones.
+    """
     canary = ctx.spec.canary
+    prompt_tokens = min(canary.prompt_tokens, most_prompt_tokens or canary.prompt_tokens)
     settings = {
         "version": 1,
         "model": ctx.spec.model.id,
         "intervalSeconds": canary.interval_seconds,
         "timeoutSeconds": canary.timeout_seconds,
         "failureThreshold": canary.failure_threshold,
-        "promptTokens": canary.prompt_tokens,
+        "promptTokens": prompt_tokens,
         "wedgeSeconds": canary.wedge_seconds,
     }
     if canary.tokens_per_minute is not None:

@@ -15,11 +15,14 @@ from dsv4_operator.desired.router import build_router_deployment
 from dsv4_operator.desired.services import build_headless_service, build_stable_service
 
 
-def build_object_children(ctx: DesiredContext, serving_fingerprint: str) -> list[dict[str, Any]]:
-    """Children that outlive a generation. `serving_fingerprint` says where the stable Service points."""
+def build_object_children(
+    ctx: DesiredContext, serving_fingerprint: str, most_prompt_tokens: int | None = None
+) -> list[dict[str, Any]]:
+    """Children that outlive a generation. `serving_fingerprint` says where the stable Service points;
+    `most_prompt_tokens`: see build_canary_settings."""
     children = [build_service_account(ctx, "engine")]
     if ctx.spec.canary.enabled:
-        children.append(build_canary_settings(ctx))
+        children.append(build_canary_settings(ctx, most_prompt_tokens))
     children.append(build_engine_network_policy(ctx))
     if ctx.spec.router.enabled:
         children += [

@@ -34,9 +34,12 @@ TYPED_PATCH: Final = "TypedPatchFailed"
 """Reason of the causes that we read out of the text of a failed server-side apply."""
 
 _BY_CODE: Final[dict[int, type[ApiError]]] = {
+    400: Invalid,  # what an admission webhook denies without a code of its own comes as 400
     401: Unauthorized,
     403: Forbidden,
+    405: Invalid,
     409: Conflict,
+    413: Invalid,
     422: Invalid,
     429: TooManyRequests,
 }

@@ -20,9 +20,7 @@ class Cause:
 
 
 class ApiError(Exception):
-    """A call to the API server failed. Base class; itself raised for answers no subclass describes (400, 405,
-    ...).
-    """
+    """A call to the API server failed. Base class; itself raised for answers no subclass describes (406, 415, ...)."""
 
     def __init__(
         self,
@@ -83,4 +81,6 @@ class AlreadyExists(ApiError):
 
 
 class Invalid(ApiError):
-    """422: validation failed; `causes` holds the field paths."""
+    """422: validation failed, `causes` holds the field paths; or 400, 405, 413: the object as it is will never be
+    taken, an admission webhook's denial included.
+    """

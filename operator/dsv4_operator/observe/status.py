@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from dsv4_operator.api.constants import (
@@ -22,32 +22,11 @@ from dsv4_operator.api.v1alpha1.status import (
 )
 from dsv4_operator.observe.conditions import decide_conditions
 from dsv4_operator.observe.observation import Observation
-from dsv4_operator.observe.pods import PodView
-from dsv4_operator.observe.workloads import WorkloadView
 
 _MOST_FINDINGS: Final = 128
 """As many as the schema takes; refusals come first."""
 _MOST_CHARGES: Final = 16
 _MOST_PODS: Final = 64
-
-
-def generation_ready(
-    fingerprint: str,
-    pods: Sequence[PodView],
-    workloads: Mapping[tuple[str, Role], WorkloadView],
-    router_enabled: bool,
-) -> bool:
-    """Whether a generation is whole: every wanted engine Ready (so its canary passed), and a Ready router in front."""
-    for role in ENGINE_ROLES:
-        workload = workloads.get((fingerprint, role))
-        ready = sum(p.ready and not p.is_leaving for p in pods if p.fingerprint == fingerprint and p.role is role)
-        if workload is None or ready < workload.desired:
-            return False
-    if not router_enabled:
-        return True
-    engines_wanted = any(workloads[fingerprint, role].desired for role in ENGINE_ROLES)
-    routers = [p for p in pods if p.fingerprint == fingerprint and p.role is Role.ROUTER and not p.is_leaving]
-    return any(p.ready for p in routers) or not engines_wanted
 
 
 def build_status(seen: Observation, previous: Sequence[Condition], now: str) -> DSV4DeploymentStatus:

@@ -22,6 +22,8 @@ class WorkloadView:
     settled: bool
     """Whether its controller has seen the newest template and no old pod is left."""
     deadline_exceeded: bool
+    since: str = ""
+    """When it was made, RFC 3339."""
 
 
 def view_workloads(children: Iterable[Mapping[str, Any]]) -> dict[tuple[str, Role], WorkloadView]:
@@ -52,4 +54,5 @@ def _view(obj: Mapping[str, Any], fingerprint: str, role: Role) -> WorkloadView:
         ready=int(status.get("readyReplicas", 0)),
         settled=seen and updated >= desired and existing <= desired,
         deadline_exceeded=conditions.get("Progressing", {}).get("reason") == "ProgressDeadlineExceeded",
+        since=obj["metadata"].get("creationTimestamp", ""),
     )

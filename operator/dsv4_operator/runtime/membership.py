@@ -19,13 +19,14 @@ from dsv4_operator.api.constants import (
 )
 from dsv4_operator.desired.context import DesiredContext, workers_name
 from dsv4_operator.desired.workers import build_workers, read_removed, read_workers, workers_digest
-from dsv4_operator.kube.errors import NotFound
+from dsv4_operator.kube.errors import ApiError, NotFound
 from dsv4_operator.kube.kinds import CONFIG_MAP, POD
 from dsv4_operator.kube.port import JsonObject, KubeApi
 from dsv4_operator.observe.pods import PodView, view_pod
 from dsv4_operator.plan.membership import MembershipPlan, plan_membership
 from dsv4_operator.runtime.cache import ObjectCache
-from dsv4_operator.runtime.children import ChildWriter
+from dsv4_operator.runtime.children import ChildWriter, ForeignObject
+from dsv4_operator.runtime.outcome import NotYet
 from dsv4_operator.runtime.router_keys import RouterKeys
 from dsv4_operator.runtime.routers import RouterView, RouterWatch
 
@@ -78,18 +79,25 @@ class MembershipKeeper:
             if config_map is None and (ctx is None or fingerprint != ctx.fingerprint):
                 continue  # a generation without a list never had a router
             routers = [p for p in pods if p.role is Role.ROUTER and p.fingerprint == fingerprint]
-            views = await self._read_routers(routers, ctx)
             current, removed = read_workers(config_map or {}), read_removed(config_map or {})
-            plan = self._plan(pods, fingerprint, current, removed, views)
+            plan, views = self._plan(pods, fingerprint, current, removed, []), None
+            if plan.look_again is not None:
+                # Somebody lingers, perhaps until a router says otherwise. Else nothing is asked before the list is
+                # out: a router that does not answer must not keep a failed worker in it.
+                views = await self._read_routers(routers, ctx)
+                plan = self._plan(pods, fingerprint, current, removed, views)
             if plan.empties:
-                plan = self._plan(await self._live_pods(name, namespace), fingerprint, current, removed, views)
+                live = await self._live_pods(name, namespace)
+                plan = self._plan(live, fingerprint, current, removed, views or [])
             if plan.look_again is not None:
                 result.look_again.append(plan.look_again)
             intent = build_workers(name, namespace, uid, fingerprint, plan.workers, plan.removed)
             reason = await guard(self._writer.apply(intent, uid))
             if reason is not None:
                 LOG.info("workers of generation %s: %s (%s)", fingerprint, list(plan.workers), reason)
-            await self._touch(namespace, routers, workers_digest(plan.workers))
+            await self._touch(namespace, routers, workers_digest(plan.workers), guard)
+            if views is None:
+                views = await self._read_routers(routers, ctx)
             result.drift.extend(self._routers.drift(views, plan.workers))
         return result
 
@@ -106,7 +114,12 @@ class MembershipKeeper:
     async def _read_routers(self, routers: list[PodView], ctx: DesiredContext | None) -> list[RouterView]:
         if ctx is None or not ctx.spec.router.enabled or not routers:
             return []
-        return await self._routers.read(routers, await self._keys.ensure(ctx))
+        try:
+            key = await self._keys.ensure(ctx)
+        except (ForeignObject, NotYet, ApiError) as error:
+            # Reported by whoever makes the key; the lists do not depend on it.
+            return self._routers.unread(routers, f"its key cannot be read: {error}")
+        return await self._routers.read(routers, key)
 
     async def _live_pods(self, name: str, namespace: str) -> list[PodView]:
         """Pods from a live read: a list is never emptied on the word of a cache."""
@@ -114,13 +127,16 @@ class MembershipKeeper:
         listing = await self._api.list(POD, namespace, selector)
         return [view for pod in listing.items if (view := view_pod(pod)) is not None]
 
-    async def _touch(self, namespace: str, routers: list[PodView], digest: str) -> None:
+    async def _touch(self, namespace: str, routers: list[PodView], digest: str, guard: Guard) -> None:
         """Annotate router pods with the digest of their list: their kubelets then refresh the file at once."""
         for pod in routers:
-            if pod.workers_digest == digest or pod.is_leaving:
-                continue
-            try:
-                updated = await self._api.annotate(POD, namespace, pod.name, {ANNOTATION_WORKERS: digest})
-            except NotFound:
-                continue
-            self._cache.put(POD, updated)
+            if pod.workers_digest != digest and not pod.is_leaving:
+                await guard(self._annotate(namespace, pod.name, digest))
+
+    async def _annotate(self, namespace: str, pod: str, digest: str) -> str | None:
+        try:
+            updated = await self._api.annotate(POD, namespace, pod, {ANNOTATION_WORKERS: digest})
+        except NotFound:
+            return None
+        self._cache.put(POD, updated)
+        return "annotated"

@@ -55,6 +55,11 @@ class RouterWatch:
         """Drop memory of pods that are gone; called at resync with every known pod."""
         self._since = {uid: since for uid, since in self._since.items() if uid in uids}
 
+    @staticmethod
+    def unread(pods: Iterable[PodView], why: str) -> list[RouterView]:
+        """Views of routers that cannot be asked."""
+        return [RouterView(pod, {}, frozenset(), error=why) for pod in pods if pod.ip and not pod.is_leaving]
+
     async def _read(self, pod: PodView, key: str) -> RouterView:
         try:
             workers = await self._peers.read_router_workers(pod.router_url, key)

@@ -22,7 +22,14 @@ from localcluster.pki import Pki
 T = TypeVar("T")
 Action = Literal["respond", "delay", "cut-before", "cut-after", "cut-stream", "hang"]
 
-_REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
+_REASONS = {
+    400: "BadRequest",
+    409: "Conflict",
+    410: "Expired",
+    429: "TooManyRequests",
+    500: "InternalError",
+    503: "ServiceUnavailable",
+}
 
 
 @dataclass

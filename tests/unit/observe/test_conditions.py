@@ -16,10 +16,11 @@ from dsv4_operator.api.v1alpha1 import Condition, ConditionType, DSV4DeploymentS
 from dsv4_operator.api.v1alpha1.status import BlameKind, GenerationState
 from dsv4_operator.observe.blame import Charge
 from dsv4_operator.observe.conditions import decide_conditions
+from dsv4_operator.observe.generations import generation_ready
 from dsv4_operator.observe.observation import Fault, Observation
 from dsv4_operator.observe.pods import PodView
 from dsv4_operator.observe.reports import FAILING_REASONS, CanaryReport, read_report, unreachable
-from dsv4_operator.observe.status import build_status, generation_ready
+from dsv4_operator.observe.status import build_status
 from dsv4_operator.observe.workloads import WorkloadView
 from dsv4_operator.plan.generations import GenerationPlan, plan_generations
 from dsv4_operator.policy import Action, Finding

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dsv4_operator.api.constants import ENGINE_ROLES, LABEL_FINGERPRINT, LABEL_ROLE, Role
 from dsv4_operator.api.v1alpha1.status import GenerationState
 from dsv4_operator.desired.workers import Worker
-from dsv4_operator.plan.generations import plan_generations
+from dsv4_operator.plan.generations import GenerationView, hold, plan_generations, serving_without_pointer
 from dsv4_operator.plan.membership import Candidate, plan_membership
 from dsv4_operator.plan.pruning import child_key, plan_pruning
 
@@ -53,6 +53,37 @@ def test_decision(
     plan = plan_generations(desired, pointed_at, existing, ready)
     assert (plan.serving, plan.switched, dict(plan.states)) == (serving, switched, states)
     assert plan.leaving == {fp for fp, state in states.items() if state is LEAVING}
+
+
+def view(fingerprint: str, since: int, whole: bool = False, answers: bool = False) -> GenerationView:
+    return GenerationView(fingerprint, f"2026-11-30T00:00:{since:02}Z", whole, answers)
+
+
+@pytest.mark.parametrize(
+    ("generations", "serving"),
+    [
+        pytest.param([], None, id="nothing exists"),
+        pytest.param([view(B, 2)], B, id="the only one"),
+        pytest.param([view(B, 2), view(A, 1, answers=True)], A, id="the one that answers, whole or not"),
+        pytest.param([view(B, 2, answers=True), view(A, 1)], B, id="the newer one, when it alone answers"),
+        pytest.param([view(B, 2), view(A, 1)], A, id="nobody answers: the oldest"),
+        pytest.param([view(B, 2, True, True), view(A, 1, False, True)], B, id="the whole one"),
+        pytest.param([view(B, 2, True, True), view(A, 1, True, True)], A, id="both whole: the oldest"),
+    ],
+)
+def test_what_serves_where_no_service_says_so(generations: list[GenerationView], serving: str | None) -> None:
+    assert serving_without_pointer(generations) == serving
+
+
+def test_a_switch_that_was_not_carried_out_leaves_all_in_place() -> None:
+    plan = plan_generations(B, A, [A, B, C], {A: True, B: True})
+    assert plan.leaving == {A, C}
+    held = hold(plan, A)
+    assert (held.serving, held.switched) == (A, False)
+    assert held.states == {A: SERVING, B: STARTING, C: LEAVING}
+    assert hold(plan, B) is plan
+    assert hold(plan, None) is plan
+    assert hold(plan, "gone") is plan
 
 
 @dataclass

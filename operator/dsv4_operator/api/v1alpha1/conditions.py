@@ -109,6 +109,9 @@ class Reason(StrEnum):
     """A needed API (LeaderWorkerSet, ComputeDomain) is not installed in the cluster."""
     APPLY_REJECTED = "ApplyRejected"
     """The API server rejected a child object; the message quotes it."""
+    APPLY_FAILED = "ApplyFailed"
+    """The API server could not write a child object, for example because an admission webhook does not answer; the
+    message quotes it. It is tried again; everything else goes on, but nothing is removed meanwhile."""
     NO_CAPACITY = "NoCapacity"
     """A pod cannot be scheduled; the message quotes the scheduler."""
 
