@@ -58,18 +58,23 @@ contract: $(VENV)/.ready ## The contract with SGLang: data against 12 wheels, th
 	@$(PYTEST) tests/contract
 
 .PHONY: test
-test: lint prerequisites programs ## Everything: check, then tests on the real control plane and the real node
+test: lint prerequisites ## Everything: check, then tests on the real control plane and the real node
+	@$(MAKE) --no-print-directory -j2 programs engines
 	@VENV=$(VENV) hack/test.sh
 
 .PHONY: prerequisites
 prerequisites: $(VENV)/.ready
 	@tests/cluster/install-prerequisites.sh node
 
-# Before the tests, whose time-out of ten minutes a first build of Kubernetes can outlast on two busy cores.
+# Before the tests, whose time-out of ten minutes a first build or installation can outlast on two busy cores.
 .PHONY: programs
 programs: $(VENV)/.ready prerequisites
 	@$(CLUSTER) build
 	@$(CLUSTER) images
+
+.PHONY: engines
+engines: $(VENV)/.ready
+	@PYTHONPATH=operator $(PY) hack/contract/venvs.py
 
 .PHONY: crds
 crds: $(VENV)/.ready ## Regenerate all generated files: CRD, chart copy, reference docs

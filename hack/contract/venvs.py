@@ -19,6 +19,8 @@ from pathlib import Path
 
 from wheels import CACHE, wheel
 
+from dsv4_operator.engine.releases import DEFAULT_RELEASE, OLDEST_RECOMMENDED
+
 VENVS = CACHE / "sglang-venv"
 NEEDED = frozenset(
     {
@@ -145,6 +147,15 @@ def _run(command: list[str]) -> None:
         raise RuntimeError(f"{' '.join(command[:4])} failed: {done.stderr.strip()[-600:]}")
 
 
+def _main(releases: list[str]) -> None:
+    """Make the environments of the releases, by default those that the tests resolve with."""
+    if not releases:
+        releases = [str(DEFAULT_RELEASE), str(OLDEST_RECOMMENDED)]
+    for release in releases:
+        if not ready(release):
+            print(f"engines: installing what resolves arguments as SGLang {release} does, about 5 GB", flush=True)
+        print(make(release), flush=True)
+
+
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        print(make(argument))
+    _main(sys.argv[1:])
