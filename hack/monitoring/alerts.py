@@ -11,6 +11,7 @@ from typing import Final
 
 from monitoring import records
 from monitoring.alerts_canary import CANARY, OBJECT, POD
+from monitoring.alerts_objects import OBJECTS, OPERATOR
 from monitoring.model import Alert, Group
 
 ENGINE: Final = (
@@ -177,20 +178,6 @@ LIVE: Final = (
     ),
 )
 
-OBJECTS: Final = (
-    Alert(
-        name="DSV4RouterDrift",
-        severity="warning",
-        lasting="5m",
-        expr="dsv4_object:router_drift:max > 0",
-        summary=f"A router's worker list is not the wanted one: {OBJECT}",
-        description="""
-        {{ $value }} routers have another list than the operator published. Requests may
-        go to a pod that fails its canary, or a good pod idles.
-        """,
-    ),
-)
-
 GROUPS: Final = (
     Group("dsv4-canary", records.CANARY),
     Group("dsv4-engine", (*records.ENGINE, *ENGINE)),
@@ -200,6 +187,7 @@ GROUPS: Final = (
     Group("dsv4-transfer", (*records.TRANSFER, *TRANSFER)),
     Group("dsv4-output", (*records.OUTPUT, *OUTPUT)),
     Group("dsv4-live", (*records.LIVE, *LIVE)),
+    Group("dsv4-operator", (*records.OPERATOR, *OPERATOR)),
 )
 
 ALERT_NAMES: Final = tuple(

@@ -13,7 +13,7 @@ OPERATOR: Final = Row(
             "Conditions",
             "The present status of each condition of each DSV4Deployment.",
             (Query(f"max by (namespace, deployment, type, status) ({ours('dsv4_object:condition:max')})"),),
-            kind="table", columns=("namespace", "deployment", "type", "status"),
+            kind="table", columns=("namespace", "deployment", "type", "status"), alert="DSV4NotServing",
         ),
         Panel(
             "Router drift",
@@ -78,7 +78,7 @@ OPERATOR: Final = Row(
                 Query("max(dsv4_operator_crd_pruned_fields)", "dropped fields"),
                 Query(f"sum(rate(dsv4_operator_queue_retries_total[{RATE}]))", "retries a second"),
             ),
-            steps=((0, GREEN), (2, ORANGE)),
+            steps=((0, GREEN), (2, ORANGE)), alert="DSV4OperatorDown",
         ),
     ),
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Recording rules: every series under one name and one set of labels, whatever the scrape calls it.
 
-``dsv4_pod:`` one engine pod, ``dsv4_generation:`` all pods of one KV fingerprint, ``dsv4_object:`` one DSV4Deployment.
+``dsv4_pod:`` one engine pod, ``dsv4_generation:`` all pods of one KV fingerprint, ``dsv4_object:`` one DSV4Deployment,
+``dsv4_operator:`` the operator of one namespace.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ CANARY: Final = (
     Record("dsv4_pod:engine_wedged:max", pods("dsv4_engine_wedged")),
     Record("dsv4_pod:engine_wedge_info:max", pods("dsv4_engine_wedge_info", "kind")),
     Record("dsv4_pod:canary_target_up:max", pods("up", matchers='container="canary"')),
+    # 2: a prefill and a decode of this generation pass their canaries.
+    Record("dsv4_generation:proved_roles:count", f"count by ({', '.join(GENERATION)}) (\n"
+           f"  max by ({', '.join([*GENERATION, 'role'])}) (dsv4_pod:canary_ready:max) == 1\n)"),
 )  # fmt: skip
 
 ENGINE: Final = (
@@ -193,4 +197,9 @@ LIVE: Final = (
 OBJECTS: Final = (
     Record("dsv4_object:router_drift:max", objects("dsv4_operator_router_drift")),
     Record("dsv4_object:condition:max", objects("dsv4_operator_condition", "type", "status")),
+)
+
+OPERATOR: Final = (
+    # Its own namespace, so that of two installs each is missed.
+    Record("dsv4_operator:leader:max", "max by (namespace) (dsv4_operator_leader)"),
 )

@@ -106,6 +106,7 @@ class Operator:
                 stack.push_async_callback(lease.release)
                 await self._work(api, lease.lost)
             else:
+                self._metrics.set_leader(True)
                 await self._work(api, asyncio.Event())
 
     async def _lead(self, api: KubeApi) -> LeaderLease | None:

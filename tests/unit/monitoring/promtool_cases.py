@@ -8,16 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Final
+
+from said import SERVES, Conditions
+
+from dsv4_operator.api.v1alpha1 import ConditionType
 
 MINUTE: Final = 2
 """Samples a minute."""
 HOUR: Final = 60 * MINUTE
 DAY: Final = 24 * HOUR
 COLD_START: Final = 45 * MINUTE
+N: Final = 2 * HOUR
+ROLES: Final = ("prefill", "decode")
 
 Series = dict[str, str | None]
 """Selector of a series to its values; None takes the series away."""
+
+LEADER: Final = 'dsv4_operator_leader{namespace="dsv4-system",pod="dsv4-operator-0"}'
 
 
 def labels(role: str, **more: str) -> str:
@@ -47,7 +56,8 @@ def healthy(samples: int, prefix: str = "sglang:") -> Series:
     """One prefill and one decode that serve, with HiCache in use."""
     n = samples
     found: Series = {
-        operator("dsv4_operator_condition", type="CanaryPassing", status="True"): f"1x{n}",
+        **over_time((SERVES, n + 1)),
+        LEADER: f"1x{n}",
         operator("dsv4_operator_router_drift"): f"0x{n}",
     }
     for role in ("prefill", "decode"):
@@ -180,13 +190,20 @@ def loading(role: str, samples: int, then: int = 0) -> Series:
     return found
 
 
-def condition(status: str, samples: int, was: int = 0) -> Series:
-    """CanaryPassing has `status` for `samples`, after True for `was`."""
-    before, now = (
-        operator("dsv4_operator_condition", type="CanaryPassing", status="True"),
-        operator("dsv4_operator_condition", type="CanaryPassing", status=status),
-    )
-    return {before: f"1x{was} stale" if was else None, now: f"_x{was + 1} 1x{samples}" if was else f"1x{samples}"}
+def over_time(*phases: tuple[Conditions | None, int]) -> Series:
+    """The operator's conditions in phases of so many samples; None: no series of the object comes at all."""
+    found: Series = {}
+    for kind, status in product(ConditionType, ("True", "False", "Unknown")):
+        parts, was = [], False
+        for conditions, samples in phases:
+            shown = conditions is not None and conditions[kind] == status
+            ends = was and not shown
+            parts += ["stale"] if ends else []
+            parts.append(f"1x{samples - 1}" if shown else f"_x{samples - ends}")
+            was = shown
+        selector = operator("dsv4_operator_condition", type=kind, status=status)
+        found[selector] = " ".join(parts) if any(part.startswith("1") for part in parts) else None
+    return found
 
 
 def live(damaged: dict[str, str], role: str = "decode") -> Series:

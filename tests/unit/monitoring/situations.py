@@ -7,21 +7,39 @@ from collections.abc import Iterator
 from promtool_cases import (
     COLD_START,
     HOUR,
+    LEADER,
     MINUTE,
+    ROLES,
     Case,
+    N,
     Series,
     canary,
-    condition,
     differing,
     engine,
     healthy,
     live,
     loading,
     operator,
+    over_time,
 )
-
-N = 2 * HOUR
-ROLES = ("prefill", "decode")
+from said import (
+    AT_ZERO,
+    DECODE,
+    DECODE_LOADS,
+    LOADS,
+    OLD,
+    PAIR,
+    PAUSED,
+    PREFILL,
+    ROUTER,
+    SERVES,
+    UNPROVED,
+    WAITING_ROUTER,
+    pod,
+    says,
+    workload,
+)
+from situations_objects import objects
 
 
 def quiet() -> Iterator[Case]:
@@ -30,7 +48,12 @@ def quiet() -> Iterator[Case]:
     yield Case("a healthy pair, other spelling", healthy(N, "sglang_"), {30: set(), 110: set()})
     yield Case(
         "a cold start of 45 minutes",
-        differing(N, loading("prefill", COLD_START, N), loading("decode", COLD_START, N), condition("Unknown", N)),
+        differing(
+            N,
+            loading("prefill", COLD_START, N),
+            loading("decode", COLD_START, N),
+            over_time((LOADS, COLD_START), (SERVES, N)),
+        ),
         {1: set(), 10: set(), 20: set(), 44: set(), 46: set(), 60: set()},
     )
     yield Case(
@@ -45,7 +68,7 @@ def quiet() -> Iterator[Case]:
                     f"0x{COLD_START} {COLD_START * 30}+30x{N}"
                 ),
             },
-            condition("Unknown", N),
+            over_time((DECODE_LOADS, COLD_START), (SERVES, N)),
         ),
         {10: set(), 30: set(), 44: set(), 46: set(), 60: set()},
     )
@@ -70,6 +93,7 @@ def quiet() -> Iterator[Case]:
                     if values and 'container="engine"' in selector and 'role="decode"' in selector
                 },
             },
+            over_time((SERVES, 20), (DECODE_LOADS, COLD_START), (SERVES, N)),
         ),
         {12: set(), 25: set(), 40: set(), 55: set(), 70: set()},
     )
@@ -81,8 +105,9 @@ def quiet() -> Iterator[Case]:
                 for selector, values in healthy(N).items()
                 if values is not None
             },
-            **condition("Unknown", N, was=40),
+            **over_time((SERVES, 40), (AT_ZERO, N)),
             operator("dsv4_operator_router_drift"): f"0x{N}",
+            LEADER: f"1x{N}",
         },
         {19: set(), 22: set(), 40: set(), 115: set()},
     )
@@ -110,7 +135,7 @@ def quiet() -> Iterator[Case]:
         "the canary is switched off",
         {
             **{selector: values for selector, values in healthy(N).items() if 'container="canary"' not in selector},
-            **condition("Unknown", N),
+            **over_time((UNPROVED, N)),
         },
         {20: set(), 110: set()},
     )
@@ -241,11 +266,10 @@ def failing() -> Iterator[Case]:
         canary("dsv4_canary_last_success_timestamp_seconds", "decode"): f"1+30x20 600x20 1200+30x{N}",
     }
     yield Case("ten minutes without a probe", differing(N, pause), {19: set(), 30: set()})
-    never = differing(2 * N, loading("decode", 2 * N))
     yield Case(
         "a pod that never comes up",
-        never | condition("Unknown", 2 * N),
-        {44: set(), 74: set(), 77: {"DSV4NoCanarySuccess"}},
+        differing(2 * N, loading("decode", 2 * N), over_time((DECODE_LOADS, 2 * N))),
+        {44: set(), 74: set(), 77: {"DSV4NoCanarySuccess"}, 92: {"DSV4NoCanarySuccess", "DSV4NotServing"}},
         {"alertname": "DSV4NoCanarySuccess", "since": "start"},
     )
     gone = {
@@ -255,11 +279,16 @@ def failing() -> Iterator[Case]:
     }
     yield Case(
         "an engine that died and does not come back",
-        differing(N, gone),
-        {60: set(), 84: set(), 87: set(), 91: {"DSV4NoCanarySuccess"}},
+        differing(N, gone, over_time((SERVES, 20), (DECODE_LOADS, N))),
+        {60: set(), 84: set(), 87: set(), 91: {"DSV4NoCanarySuccess"}, 102: {"DSV4NoCanarySuccess", "DSV4NotServing"}},
         {"alertname": "DSV4NoCanarySuccess", "since": "75m"},
     )
-    for name, last in (("the decodes are scaled to zero", f"1+30x20 600x{N}"), ("alone from the start", f"0x{N}")):
+    alone_said = {"workloads": {(OLD, PREFILL): workload(PREFILL, OLD, 1), (OLD, DECODE): workload(DECODE, OLD, 0)}}
+    unproved = (pod(PREFILL, "its canary has not passed"), WAITING_ROUTER)
+    for name, last, said, late in (
+        ("the decodes are scaled to zero", f"1+30x20 600x{N}", says(*unproved, spec=PAUSED, **alone_said), set[str]()),
+        ("alone from the start", f"0x{N}", says(*unproved), {"DSV4NotServing"}),
+    ):
         alone: Series = {
             selector: (values or "").replace(f"x{N}", "x20") + " stale"
             for selector, values in healthy(N).items()
@@ -271,7 +300,7 @@ def failing() -> Iterator[Case]:
         }
         if last.startswith("0"):
             alone = {selector: None if "stale" in (values or "") else values for selector, values in alone.items()}
-        yield Case(name, differing(N, alone, condition("Unknown", N)), {30: set(), 95: set(), 115: set()})
+        yield Case(name, differing(N, alone, over_time((said, N))), {30: set(), 89: set(), 95: late, 115: late})
     blind = {canary("dsv4_canary_blind", "prefill", what="host"): f"0x20 1x{N}"}
     yield Case(
         "no reloaded prefix is met",
@@ -313,7 +342,7 @@ def wedged() -> Iterator[Case]:
     yield Case("one scrape says wedged", differing(N, flicker), {10: set(), 11: set(), 12: set()})
     bare: Series = {
         **{selector: values for selector, values in healthy(N).items() if 'container="canary"' not in selector},
-        **condition("Unknown", N),
+        **over_time((UNPROVED, N)),
     }
     still = {
         engine("sglang:realtime_tokens_total", "decode", mode="decode", tp_rank="0"): f"0+12000x20 240000x{N}",
@@ -407,9 +436,10 @@ def transfer() -> Iterator[Case]:
 
 def drift() -> Iterator[Case]:
     """DSV4RouterDrift."""
+    drifts = over_time((SERVES, 20), (says(*PAIR, pod(ROUTER), router_drift=["router r: http://x is missing"]), N))
     yield Case(
         "a router lacks a worker",
-        differing(N, {operator("dsv4_operator_router_drift"): f"0x20 1x{N}"}),
+        differing(N, {operator("dsv4_operator_router_drift"): f"0x20 1x{N}"}, drifts),
         {13: set(), 17: {"DSV4RouterDrift"}},
         {"alertname": "DSV4RouterDrift", "namespace": "llm", "deployment": "demo"},
     )
@@ -647,6 +677,6 @@ def other_labels() -> Iterator[Case]:
 
 CASES = [
     case
-    for part in (quiet, corruption, failing, wedged, transfer, drift, output, live_calls, absent, other_labels)
+    for part in (quiet, corruption, failing, wedged, transfer, drift, objects, output, live_calls, absent, other_labels)
     for case in part()
 ]

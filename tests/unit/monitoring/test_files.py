@@ -32,6 +32,7 @@ NAMED_IN_THE_CONTRACT = {
     "DSV4Corruption", "DSV4CorruptionSuspected", "DSV4CanaryFailing", "DSV4CanaryBlind", "DSV4EngineWedged",
     "DSV4TransferSlow", "DSV4TransferFailures", "DSV4RouterDrift", "DSV4OutputLengthRatio", "DSV4NoCanarySuccess",
     "DSV4SpecAcceptLengthDrop", "DSV4LiveToolCallCorruption", "DSV4CanaryAbsent", "DSV4EngineMetricsAbsent",
+    "DSV4RouterDown", "DSV4NotServing", "DSV4OperatorDown",
 }  # fmt: skip
 HEADINGS = ["What it means", "What users see", "Confirm", "Do now", "Fired wrongly?", "Causes and sources"]
 
@@ -49,7 +50,7 @@ def test_every_alert_of_the_contract_is_there() -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_rules_are_named_and_described(rule: Record | Alert) -> None:
     if isinstance(rule, Record):
-        assert re.fullmatch(r"dsv4_(pod|generation|object):[a-z_]+:[a-z]+(\d+[mh])?", rule.name)
+        assert re.fullmatch(r"dsv4_(pod|generation|object|operator):[a-z_]+:[a-z]+(\d+[mh])?", rule.name)
         return
     shown = rule.render("https://example.com/runbooks")
     assert rule.severity in ("critical", "warning")
@@ -73,7 +74,9 @@ def test_alerts_read_only_what_is_recorded() -> None:
         assert used
         assert used <= recorded, rule.name
         assert not re.search(r"\bsglang|\bdsv4_(canary|engine|operator|guard)_", rule.expr), rule.name
-    read = {name for query in QUERIES for name in re.findall(r"\bdsv4_(?:pod|generation|object):[\w:]+", query)}
+    read = {
+        name for query in QUERIES for name in re.findall(r"\bdsv4_(?:pod|generation|object|operator):[\w:]+", query)
+    }
     assert recorded - read == set()
 
 

@@ -56,6 +56,12 @@ SUMMARIES = {
         "7.121% of users' tool calls on host prefixes are damaged: llm/demo"
     ],
     "a router lacks a worker": ["A router's worker list is not the wanted one: llm/demo"],
+    "the router cannot start": ["No router is available, and every engine's canary passes: llm/demo"],
+    "the router is down while one of two decodes loads": [
+        "No router is available, and a prefill and a decode pass their canaries: llm/demo"
+    ],
+    "no node has room for the engines": ["Nothing has served for 90 minutes: llm/demo"],
+    "the operator's series end": ["No operator leads in dsv4-system"],
     "no reloaded prefix is met": ["The canary cannot see (host): prefill pod demo-prefill-0 of llm/demo"],
 }
 
