@@ -56,6 +56,8 @@ class Judgement:
     """Signature (S1 to S32), or timeout, transfer, rejected, cut, lost, drift -> severity. May hold warnings on
     PASS."""
     excerpt: str = ""
+    overtaken: bool = False
+    """Given up while an engine had work waiting and got on with it, whether or not that is still an excuse."""
 
     @property
     def peer_outcome(self) -> PeerOutcome:

@@ -1,4 +1,5 @@
-"""What a probe means to which no answer came in time: a fault, an engine with too much to do, or a stuck peer. Pure.
+"""What a probe means to which no answer came in time: a fault, an engine with too much to do, or a stuck peer; and how
+long one may take. Pure; time is passed in.
 
 Compares what both engines' metrics showed before the probe and after it. Busy needs both: work that waits, and
 progress. Progress alone is not enough, since an engine whose transfers are lost still computes.
@@ -6,21 +7,70 @@ progress. Progress alone is not enough, since an engine whose transfers are lost
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsv4_canary.engine_view import EngineSample, answered, progressed
 from dsv4_canary.judge import Judgement, Kind
 from dsv4_canary.model import Reason, Role, Severity
 from dsv4_canary.pair import PairResult
+from dsv4_canary.settings import Settings
 
 PATIENCE = 120.0
 """Seconds without any passing probe for which an engine is excused as busy, at least; ``patience`` gives the rest."""
+
+_LEAST_TIMEOUT = 5.0
+_SLOWER = 8.0
+"""A probe may take so many times the slowest recent one, and an interval, before it is given up."""
 
 
 def patience(timeout: float, interval: float) -> float:
     """Seconds since the last passing probe after which busy is no excuse any more: a dropped probe on a loaded engine
     looks the same."""
     return max(PATIENCE, 5 * timeout, 10 * interval)
+
+
+class Allowance:
+    """How long the next probe may take, and whether busy is still an excuse."""
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._full = False
+
+    def limit(self, settings: Settings, slowest: float) -> float:
+        """Longest time of the next probe. ``slowest``: greatest time of a recent passing one, 0 when there is none.
+
+        Once probes have passed, one that takes far longer than they did is given up early: a pair that hangs is to be
+        noticed within the interval.
+        """
+        if not slowest or self._full:
+            return settings.timeout
+        return min(settings.timeout, max(settings.interval, _LEAST_TIMEOUT, _SLOWER * slowest))
+
+    def excused(self, settings: Settings, now: float) -> bool:
+        """Busy is still an excuse."""
+        return now - self._since <= patience(settings.timeout, settings.interval)
+
+    def overtaken(self, limit: float, settings: Settings, now: float) -> None:
+        """A probe was given up after ``limit`` seconds, and an engine had work waiting and got on with it.
+
+        When that was before ``timeoutSeconds``, those that follow have all of it until one passes. Given up early again
+        and again, none could show how long answers take now, and every pod of an overloaded deployment would leave.
+        """
+        if self._full or limit >= settings.timeout:
+            return
+        self._full = True
+        if self.excused(settings, now):
+            # The excuse is for probes of full length. It grows by one of them at most, since a prefill that drops
+            # requests under load has it too.
+            self._since = min(now, self._since + settings.timeout)
+
+    def nobody_busy(self, now: float) -> None:
+        """Nobody was there who could have been busy for too long."""
+        self._since = now
+
+    def renew(self, now: float) -> None:
+        """A probe passed, or the own engine has just come up."""
+        self._since, self._full = now, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +135,10 @@ def explain(
         busy = (prefill.progressed() and prefill.work_waits()) or computing
         busy = busy or (decode.answered() and decode.work_waits())
     if busy and excused:
-        return Judgement(Kind.BUSY, what="did not come back in time, an engine had work waiting and got on with it")
+        what = "did not come back in time, an engine had work waiting and got on with it"
+        return Judgement(Kind.BUSY, what=what, overtaken=True)
     if peer_wedged and not own_wedged:
         return Judgement(Kind.PEER_WEDGED, what=f"did not come back, the peer is wedged: {peer_wedged}")
     if role is Role.PREFILL and result.prefill.good and decode.after is not None and not decode.progressed():
         return Judgement(Kind.PEER_WEDGED, what="did not come back, decode got its KV and generates nothing")
-    return judgement
+    return replace(judgement, overtaken=busy)

@@ -24,16 +24,13 @@ from dsv4_canary.recorder import WARM, Recorder, proves, tokens
 from dsv4_canary.rotation import Rotation
 from dsv4_canary.schedule import Plan, Schedule, Situation
 from dsv4_canary.settings import Environment, Settings
-from dsv4_canary.timeout import Look, explain, patience
+from dsv4_canary.timeout import Allowance, Look, explain
 from dsv4_canary.verdict import Failure, VerdictMachine
 
 log = logging.getLogger("dsv4_canary")
 
 _PEERS_PER_TURN = 8
 _RECHECKS = 3
-_LEAST_TIMEOUT = 5.0
-_SLOWER = 8.0
-"""A probe may take so many times the slowest recent one, and an interval, before it is given up."""
 
 
 @dataclass(slots=True)
@@ -67,7 +64,7 @@ class Prober:
         self._schedule = Schedule(f"{env.pod_name}-{fresh_nonce()}", recorder.chats, recorder.drifts)
         self.budget = Budget(settings.tokens_per_minute)
         self._recheck: _Recheck | None = None
-        self._proved_at = time.monotonic()
+        self._allowance = Allowance(time.monotonic())
 
     def configure(self, settings: Settings) -> None:
         """Take changed settings."""
@@ -110,7 +107,7 @@ class Prober:
 
     def engine_alive(self) -> None:
         """The own engine serves now: what it could not answer before is not held against it."""
-        self._proved_at = time.monotonic()
+        self._allowance.renew(time.monotonic())
 
     def engine_gone(self) -> None:
         """The own engine is not the process that was probed before."""
@@ -133,7 +130,7 @@ class Prober:
                 return kind
             kinds.add(kind)
         if not kinds & {Kind.BUSY, Kind.PEER_WEDGED}:
-            self._proved_at = time.monotonic()  # nobody was there who could have been busy for too long
+            self._allowance.nobody_busy(time.monotonic())
         self._book.none_usable(kinds)
         return None
 
@@ -243,21 +240,13 @@ class Prober:
             role=env.role,
             model=settings.model,
             prompt_tokens=plan.entry.prompt_tokens if plan.entry else settings.prompt_tokens,
-            seconds=self._patience(),
+            seconds=self._allowance.limit(settings, self._recorder.slowest),
             rank=plan.entry.rank % ranks if plan.entry else self.rotation.rank(prefill_url, ranks),
             ranks=ranks,
             other_nonces=tuple(self._recorder.nonces),
             cached_reported=self._recorder.cached_reported,
             load_back=load_back,
         )
-
-    def _patience(self) -> float:
-        """Longest time of a probe. Once probes have passed, one that takes far longer than they did is given up early:
-        a pair that hangs is to be noticed within the interval."""
-        settings, slowest = self._settings, self._recorder.slowest
-        if not slowest:
-            return settings.timeout
-        return min(settings.timeout, max(settings.interval, _LEAST_TIMEOUT, _SLOWER * slowest))
 
     async def _ask(self, session: aiohttp.ClientSession, context: Context, plan: Plan) -> list[ProbeResult]:
         if plan.probe is ProbeName.TWIN:
@@ -283,7 +272,6 @@ class Prober:
     def _explain(self, result: ProbeResult, own: Look, peer: Look, watch: PeerWatch) -> ProbeResult:
         if result.raw is None:
             return result
-        limit = patience(self._settings.timeout, self._settings.interval)
         state = watch.detector.state
         judgement = explain(
             result.judgement,
@@ -294,7 +282,7 @@ class Prober:
             peer_wedged=state.message if state.wedged else "",
             own_wedged=self._engine.wedge.wedged,
             prompt_tokens=self._recorder.estimate(self._settings.prompt_tokens),
-            excused=time.monotonic() - self._proved_at <= limit,
+            excused=self._allowance.excused(self._settings, time.monotonic()),
         )
         return replace(result, judgement=judgement)
 
@@ -307,6 +295,8 @@ class Prober:
 
     def _record(self, peer: PeerState, watch: PeerWatch, plan: Plan, context: Context, result: ProbeResult) -> None:
         judgement = result.judgement
+        if judgement.overtaken:
+            self._allowance.overtaken(context.seconds, self._settings, time.monotonic())
         item = self._recorder.record(
             plan, result, peer.address, len(self._book.states), context.rank, context.prompt_tokens
         )
@@ -340,7 +330,7 @@ class Prober:
         # No cache has an echo's prefix, even where it has the template's head and says so.
         fresh = plan.probe is ProbeName.ECHO or result.cache not in WARM
         if passed:
-            self._proved_at = time.monotonic()
+            self._allowance.renew(time.monotonic())
             if not proves(result):
                 self._machine.tested()
                 return

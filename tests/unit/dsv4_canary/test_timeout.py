@@ -12,7 +12,8 @@ from dsv4_canary.judge import Judgement, Kind, judge, judge_silence
 from dsv4_canary.model import PeerOutcome, Role
 from dsv4_canary.pair import Leg, LegKind, PairResult
 from dsv4_canary.reply import Reply
-from dsv4_canary.timeout import Look, explain, patience
+from dsv4_canary.settings import parse_settings
+from dsv4_canary.timeout import Allowance, Look, explain, patience
 
 OPEN, DONE = Leg(LegKind.OPEN), Leg(LegKind.ANSWERED, 200)
 P, D = Role.PREFILL, Role.DECODE
@@ -125,3 +126,52 @@ def test_a_full_queue_is_no_fault(role: Role, side: Role) -> None:
 def test_patience_grows_with_the_settings() -> None:
     assert patience(10, 5) == 120
     assert patience(60, 30) == 300
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_being_overtaken_is_told_whether_or_not_it_is_an_excuse(late: bool) -> None:
+    assert looked_at(P, OPEN, QUEUE, STILL, late=late).overtaken
+    assert looked_at(P, DONE, STILL, LOADED, late=late).overtaken
+    assert not looked_at(P, OPEN, STILL, STILL, late=late).overtaken
+    assert not looked_at(D, OPEN, LOST, STILL, late=late).overtaken
+    assert not looked_at(P, OPEN, STILL, STILL, wedged="x", late=late).overtaken
+
+
+SETTINGS, _ = parse_settings('{"version": 1, "model": "m"}')
+
+
+def test_probes_are_given_up_early_once_quick_ones_have_passed() -> None:
+    allowance = Allowance(0.0)
+    assert allowance.limit(SETTINGS, 0.0) == 60.0, "nothing is known yet"
+    assert allowance.limit(SETTINGS, 1.0) == 30.0
+    assert allowance.limit(SETTINGS, 5.0) == 40.0
+    assert allowance.limit(SETTINGS, 40.0) == 60.0
+    assert allowance.limit(replace(SETTINGS, interval=1.0), 0.1) == 5.0
+
+
+def test_an_overtaken_probe_gives_the_next_ones_all_the_time_until_one_passes() -> None:
+    allowance = Allowance(0.0)
+    allowance.overtaken(30.0, SETTINGS, 60.0)
+    for now in (120.0, 190.0, 1000.0):
+        assert allowance.limit(SETTINGS, 1.0) == 60.0
+        allowance.overtaken(60.0, SETTINGS, now)
+        allowance.nobody_busy(now)
+    allowance.renew(1100.0)
+    assert allowance.limit(SETTINGS, 1.0) == 30.0
+    allowance.overtaken(60.0, SETTINGS, 1200.0)
+    assert allowance.limit(SETTINGS, 1.0) == 30.0, "one that had all its time tells nothing of too short a time"
+
+
+def test_the_excuse_begins_with_the_first_probe_of_full_length_and_grows_by_one_at_most() -> None:
+    def ends(*overtaken: float) -> float:
+        """Seconds since the last pass until which busy is an excuse, after probes that were given up early then."""
+        allowance = Allowance(1000.0)
+        for at in overtaken:
+            allowance.overtaken(30.0, SETTINGS, 1000.0 + at)
+        return max(at for at in range(2000) if allowance.excused(SETTINGS, 1000.0 + at))
+
+    assert ends() == 300
+    assert ends(45.0) == 345
+    assert ends(45.0, 90.0, 200.0, 300.0) == 345
+    assert ends(290.0) == 360, "a prefill that drops requests under load is not excused for twice the time"
+    assert ends(310.0) == 300, "what is over stays over"
