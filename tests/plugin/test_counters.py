@@ -148,6 +148,16 @@ def test_a_completion_is_counted_and_passed_on_unchanged(
 
 
 @pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("tools", [True, False])
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_tools_in_messages_are_offered_too(value: Callable[..., Any], stream: bool, tools: bool, role: str) -> None:
+    """Beside those of the request, or alone."""
+    seen = value("counters", "shown", stream=stream, text="valid", tools=tools, message_tools=role)
+    assert seen["same"]
+    assert seen["counted"] == {"valid/cold": 1.0, "timed": 1.0}
+
+
+@pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
     "asked", [{"tools": False}, {"choice": "none"}, {"mode": "prefill"}, {"finish": "abort"}], ids=str
 )

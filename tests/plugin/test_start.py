@@ -86,6 +86,22 @@ def test_a_setting_that_cannot_be_read_is_refused(run: Callable[..., Any], name:
     assert name in outcome.output
 
 
+@pytest.mark.parametrize("skip", ["", "deadline", "checksum"])
+def test_an_index_digest_that_would_do_nothing_is_refused(run: Callable[..., Any], release: str, skip: str) -> None:
+    """At once: in the API process already. 0.5.23 has the KV checksum instead; before, it needs those parts."""
+    env = {"DSV4_GUARD_INDEX_DIGEST": "1", "DSV4_GUARD_SKIP": skip}
+    for process in ("api", "scheduler"):
+        outcome = run("plugins", process, env=env)
+        if release == "0.5.17" and not skip:
+            assert outcome.exit == 0, outcome.output
+            continue
+        assert outcome.exit == 1
+        lines = [line for line in outcome.output.splitlines() if "refused" in line]
+        assert len(lines) == 1, outcome.output
+        assert "DSV4_GUARD_INDEX_DIGEST=1" in lines[0]
+        assert ("--disaggregation-enable-kv-checksum" if release == "0.5.23" else skip) in lines[0]
+
+
 def test_a_failing_import_of_the_plugin_ends_the_process(run: Callable[..., Any]) -> None:
     outcome = run("plugins", "broken_import")
     assert outcome.exit == 1

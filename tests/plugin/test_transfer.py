@@ -61,6 +61,72 @@ def test_a_stuck_transfer_ends_on_both_sides_and_others_are_served(
         assert "deadline 2 s" in failures[0][4]
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_aborted_transfer_is_cancelled_soon(value: Callable[..., Any], gone: bool) -> None:
+    """Deadline 6 s, short limit 0.4 s."""
+    seen = value("deadline", "aborted", gone=gone)
+    assert seen["other"], "the worker is not free"
+    assert seen["cancelled"], "the write goes on"
+    assert seen["released"] == [1, 1]
+    assert seen["seconds"] < 2
+    assert not seen["acknowledged"], "a cancelled write proves nothing"
+
+
+def test_an_abort_waits_for_writes_that_end(value: Callable[..., Any]) -> None:
+    assert value("deadline", "abort_that_settles")
+
+
+def test_every_write_of_a_room_is_cancelled(value: Callable[..., Any]) -> None:
+    assert value("deadline", "slow_post") == [1, 1]
+
+
+def test_further_rooms_of_a_stuck_peer_cost_little(value: Callable[..., Any]) -> None:
+    """Deadline 3 s: 2.25 s for the first, and for each of the four others 0.15 s (0.75 of the short limit)."""
+    seen = value("deadline", "several_stuck")
+    assert seen["other"]
+    assert seen["seconds"] < 5
+    assert seen["posted"] == [1, 2, 3, 4, 5, 6]
+    assert seen["told"]
+    assert seen["told_in"] > 3, "decode is told at the deadline of the last, as before"
+
+
+@pytest.mark.parametrize("settles", [True, False])
+def test_a_peer_that_is_back_gets_the_whole_limit(value: Callable[..., Any], settles: bool) -> None:
+    assert value("deadline", "peer_back", settles=settles) == {"kept": settles, "done": True}
+
+
+def test_an_error_is_no_sign_of_life(value: Callable[..., Any]) -> None:
+    seen = value("deadline", "peer_still_stuck")
+    assert seen["kept"]
+    assert seen["given_up"]
+    assert seen["seconds"] < 1
+
+
+@pytest.mark.parametrize("how", ["unreadable", "sibling", "building", "settles"])
+def test_decode_hears_of_a_transfer_that_broke_off(hosts: Callable[[str], Any], how: str) -> None:
+    """Deadline 2 s. Not before the writes have settled, or else the deadline."""
+    outcome = hosts("0.5.23").run("deadline", "broken", how=how)
+    assert outcome.exit == 0, outcome.output
+    seen = outcome.value
+    assert seen["failed"] and seen["other"]
+    assert seen["failed_in"] < 1.5
+    assert not seen["too_early"]
+    assert seen["told"]
+    assert (seen["told_in"] >= 2) == (how != "settles")
+    assert seen["released"] == {"unreadable": [1, 1], "settles": []}.get(how, [1])
+
+
+@pytest.mark.parametrize(("chosen", "seconds"), [("", 75), ("20", 75), ("300", 300)])
+def test_decode_keeps_an_aborted_requests_pages_for_longer_than_the_deadline(
+    hosts: Callable[[str], Any], chosen: str, seconds: float
+) -> None:
+    name = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"
+    outcome = hosts("0.5.23").run("deadline", "release_timeout", env={name: chosen} if chosen else {})
+    assert outcome.exit == 0, outcome.output
+    assert outcome.value == seconds
+    assert outcome.output.count(name) == (seconds == 75)
+
+
 def test_decode_hears_of_the_failure(value: Callable[..., Any], release: str) -> None:
     seen = value("transfer", "told_decode")
     assert seen["failed"]
@@ -113,6 +179,14 @@ def test_the_kv_checksum_covers_every_region_of_v4(hosts: Callable[[str], Any]) 
     outcome = hosts("0.5.23").run("checksum", "compared")
     assert outcome.exit == 0, outcome.output
     assert outcome.value.pop("before") is False
+    assert all(outcome.value.values()), outcome.value
+
+
+@pytest.mark.parametrize("emitted", [1, 200, 25])
+def test_the_kv_checksum_holds_for_a_request_that_decode_retracted(hosts: Callable[[str], Any], emitted: int) -> None:
+    """With 25 emitted tokens prefill computes 1024, where no block of the rings is pending."""
+    outcome = hosts("0.5.23").run("checksum", "retracted", prompt=1000, emitted=emitted)
+    assert outcome.exit == 0, outcome.output
     assert all(outcome.value.values()), outcome.value
 
 

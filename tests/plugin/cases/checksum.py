@@ -13,6 +13,10 @@ from dsv4_guard.transfer import checksum
 
 PAGE = 256
 LAYERS = {"c4": 3, "c128": 2, "swa": 4}
+SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"),
+)
 
 
 def adler32(pointers: list[int], strides: list[int], indices: list[torch.Tensor]) -> int:
@@ -93,8 +97,10 @@ class Side:
         self.req = SimpleNamespace(kv=SimpleNamespace(req_pool_idx=slot), origin_input_ids=list(range(1200)))
 
     def ring_rows(self, slot: int, seq_len: int) -> Any:
-        """As CompressStatePool: one c128 page per ring here."""
-        return [slot]
+        """As CompressStatePool: one c128 page per ring here, and none where no block is pending."""
+        from sglang.srt.mem_cache.deepseek_v4_compress_state import request_scoped_state_transfer_indices
+
+        return request_scoped_state_transfer_indices(slot, seq_len, ratio=128, online=False, ring_size=128)
 
     def value(self) -> int:
         """As `_send_kv_chunk` and `_verify_kv_checksums` do it, with their helpers."""
@@ -175,4 +181,86 @@ def compared() -> dict[str, bool]:
     outcome["ring"] = changed(receiver.rings[1].view(6, -1), receiver.slot)
     outcome["other_request"] = not changed(receiver.index_k[0], 1)
     outcome["restored"] = receiver.value() == expected
+    return outcome
+
+
+def digest(side: Side, tokens: list[int]) -> int:
+    """What the real prefill puts into the metadata of a request for `tokens`."""
+    from sglang.srt.disaggregation.prefill import SchedulerDisaggregationPrefillMixin
+
+    found: list[int] = []
+    scheduler = side.scheduler
+    scheduler.kv_checksum_computer = side.computer
+    scheduler.disagg_prefill_bootstrap_queue.kv_checksum_signature = 7
+    scheduler.disagg_metadata_buffers = SimpleNamespace(set_kv_checksum=lambda _, digest, __: found.append(digest))
+    scheduler._send_kv_chunk = lambda *_, **__: None
+    req = SimpleNamespace(
+        rid="r", kv=side.req.kv, origin_input_ids=tokens, output_ids=[5], extend_end=len(tokens),
+        disagg_decode_prefix_len=0,
+    )  # fmt: skip
+    SchedulerDisaggregationPrefillMixin.send_kv_chunk(scheduler, req, last_chunk=True)
+    return found[0]
+
+
+def verify(side: Side, req: Any, expected: int) -> list[str]:
+    """What the real decode says of a committed request."""
+    from sglang.srt.disaggregation import decode
+
+    failures: list[str] = []
+    scheduler = side.scheduler
+    queue = vars(scheduler).pop("disagg_prefill_bootstrap_queue", None)
+    if queue is not None:
+        queue.kv_manager.should_verify_kv_checksum = lambda _: True
+        queue.kv_checksum_mismatch_injector = None
+        scheduler.disagg_decode_prealloc_queue = queue
+    scheduler.kv_checksum_computer = side.computer
+    scheduler.attn_tp_cpu_group = None
+    scheduler._handle_kv_checksum_mismatch = lambda _, message: failures.append(message)
+    decode.all_reduce_flags = lambda flags, *_: flags
+    req.expected_kv_checksum = expected
+    batch = SimpleNamespace(reqs=[req], filter_batch=lambda keep_indices: None)
+    decode.SchedulerDisaggregationDecodeMixin._verify_kv_checksums(scheduler, batch)
+    return failures
+
+
+def retracted(prompt: int, emitted: int) -> dict[str, bool]:
+    """A request of `prompt` tokens that decode retracted after `emitted`: computed by prefill again, and verified."""
+    from sglang.srt.disaggregation import decode
+    from sglang.srt.managers.schedule_batch import Req
+
+    patching.resolve(f"{checksum.MODULE}:adler32_strided_checksum")[0].adler32_strided_checksum = adler32
+    checksum.install()
+    sender, receiver = Side(1, 2, 1), Side(2, 9, 4)
+    req = SimpleNamespace(
+        rid="r", kv=receiver.req.kv, origin_input_ids=list(range(prompt)), output_ids=[5], bootstrap_host="h",
+        bootstrap_port=1, bootstrap_room=1, priority=None, extra_key=None, cache_salt=None, routing_key=None,
+        disagg_prefill_dp_rank=None, sampling_params=SimpleNamespace(**dict.fromkeys(SAMPLING)),
+        time_stats=SimpleNamespace(set_retract_time=lambda: None),
+    )  # fmt: skip
+    req.kv.cache_protected_len = 0
+    receiver.receive(sender)
+    outcome = {"first": verify(receiver, req, digest(sender, req.origin_input_ids)) == []}
+
+    req.output_ids = list(range(emitted))
+    queue = SimpleNamespace(
+        token_to_kv_pool_allocator=receiver.scheduler.token_to_kv_pool_allocator, pending_reqs=[],
+        _check_if_req_exceed_kv_capacity=lambda _: False, _resolve_prefill_dp_rank=lambda _: None,
+        _create_receiver_and_enqueue=lambda *_, **__: None,
+    )  # fmt: skip
+    decode.DecodePreallocQueue.add(queue, req, is_retracted=True)
+    asked = Req.build_rebootstrap_payload(req)["input_ids"]
+    req.output_ids.append(req.pd_rebootstrap_forced_output_id)  # as _commit_transfer_to_req
+    expected = digest(sender, asked)
+    outcome["again"] = verify(receiver, req, expected) == []
+    last_page = (len(asked) - 1) // PAGE
+
+    def refused(tensor: torch.Tensor, row: int) -> bool:
+        tensor[row, 0] ^= 1
+        failures = verify(receiver, req, expected)
+        tensor[row, 0] ^= 1
+        return len(failures) == 1 and "KV checksum mismatch" in failures[0]
+
+    outcome["index_k"] = refused(receiver.index_k[2], receiver.pages[last_page])
+    outcome["swa"] = refused(receiver.swa[3], receiver.swa_pages[last_page])
+    outcome["ring"] = refused(receiver.rings[1].view(6, -1), receiver.slot) == bool(len(asked) % 128)
     return outcome

@@ -88,11 +88,17 @@ def serving(text: str, meta: dict[str, Any], finish: str = "stop", pieces: int =
     return made
 
 
-def request(stream: bool, tools: bool = True, choice: str = "auto") -> Any:
+def request(stream: bool, tools: bool = True, choice: str = "auto", message_tools: str = "") -> Any:
+    """A request that offers the tool: among its tools, or in a message of the role `message_tools`."""
     from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
-    offered = {"tools": [TOOL], "tool_choice": choice} if tools else {}
-    message = [{"role": "user", "content": "A table at Luna for four."}]
+    offered: dict[str, Any] = {"tools": [TOOL], "tool_choice": choice} if tools else {}
+    message: list[dict[str, Any]] = [{"role": "user", "content": "A table at Luna for four."}]
+    if message_tools:
+        message.insert(0, {"role": message_tools, "content": "You book tables.", "tools": [TOOL]})
+        if tools:
+            weather = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+            offered["tools"] = [weather]
     return ChatCompletionRequest(model="m", messages=message, stream=stream, **offered)
 
 

@@ -14,18 +14,22 @@ from dsv4_guard.transfer import deadline, fence, notice, work
 
 
 class Agent:
-    """NIXL's agent. A handle is a room; its state is looked up when asked."""
+    """NIXL's agent. A handle is a part of a room; its state is looked up when asked."""
 
     name = "prefill-agent"
 
     def __init__(self) -> None:
-        self.states: dict[int, str] = {}
+        self.states: dict[int | tuple[int, str], str] = {}
+        """By room, or by room and part; RAISES is a state that cannot be read."""
         self.released: list[int] = []
         self.notices: list[tuple[str, bytes]] = []
         self.incoming: dict[str, list[bytes]] = {}
 
     def check_xfer_state(self, handle: Any) -> str:
-        return self.states.get(handle.room, "DONE")
+        state = self.states.get((handle.room, handle.part)) or self.states.get(handle.room, "DONE")
+        if state == "RAISES":
+            raise RuntimeError("no such handle")
+        return state
 
     def release_xfer_handle(self, handle: Any) -> None:
         self.released.append(handle.room)
@@ -39,8 +43,8 @@ class Agent:
 
 
 class Handle:
-    def __init__(self, room: int) -> None:
-        self.room = room
+    def __init__(self, room: int, part: str) -> None:
+        self.room, self.part = room, part
 
 
 class Peer(SimpleNamespace):
@@ -90,21 +94,21 @@ def prefill(queues: int = 1) -> Any:
 
     def send(agent: str, pages: Any, *_: Any, **__: Any) -> Any:
         manager.posted.append((work.current.chunk.room, [int(page) for page in pages]))
-        return Handle(work.current.chunk.room)
+        return Handle(work.current.chunk.room, "kv")
 
     manager.send_kvcache = send
-    manager.send_aux = lambda *_, **__: Handle(work.current.chunk.room)
+    manager.send_aux = lambda *_, **__: Handle(work.current.chunk.room, "aux")
     return manager
 
 
-def room(manager: Any, number: int) -> None:
+def room(manager: Any, number: int, agent: str = "decode-agent") -> None:
     """Decode has told its addresses for a room."""
     from sglang.srt.disaggregation.base.conn import KVPoll
 
     old = not release().status_messages
     peer = Peer(
         room=number,
-        agent_name="decode-agent",
+        agent_name=agent,
         endpoint="127.0.0.1",
         dst_ip="127.0.0.1",
         dst_port=7,
@@ -114,9 +118,9 @@ def room(manager: Any, number: int) -> None:
         decode_prefix_len=0,
         is_dummy=(lambda: False) if old else False,
     )
-    manager.transfer_infos[number] = {"decode-agent": peer}
+    manager.transfer_infos[number] = {agent: peer}
     manager.request_status[number] = KVPoll.WaitingForInput
-    manager.decode_kv_args_table["decode-agent"] = SimpleNamespace(
+    manager.decode_kv_args_table[agent] = SimpleNamespace(
         decode_tp_size=1,
         decode_tp_rank=0,
         requires_dcp_relayout=False,

@@ -35,6 +35,8 @@ class Release:
     """NixlKVManager.add_transfer_request has wait_event (0.5.23 accepts and drops it); else it stays on the sender."""
     status_messages: bool
     """Prefill tells decode of failures over ZMQ; else the plugin does it by a NIXL notification."""
+    defers_release: bool
+    """Decode keeps an aborted request's pages until prefill acknowledges, or for a time of its own."""
     compares_layout: bool
     """The handshake compares kv_layout; else only page size and the KV dtype string."""
     has_checksum: bool
@@ -94,6 +96,7 @@ V0_5_17 = Release(
     early_send_checks_load=False,
     transfer_takes_event=False,
     status_messages=False,
+    defers_release=False,
     compares_layout=False,
     has_checksum=False,
 )
@@ -163,6 +166,7 @@ V0_5_23 = Release(
     early_send_checks_load=True,
     transfer_takes_event=True,
     status_messages=True,
+    defers_release=True,
     compares_layout=True,
     has_checksum=True,
 )

@@ -43,6 +43,22 @@ def release_here(chosen: Settings) -> Release:
     return choose(str(version), chosen.allow_untested_release)
 
 
+def check(release: Release, chosen: Settings) -> None:
+    """GuardError when something was asked for that would silently do nothing."""
+    if not chosen.index_digest:
+        return
+    if release.has_checksum:
+        raise GuardError(
+            f"DSV4_GUARD_INDEX_DIGEST=1 does nothing on SGLang {release.version}; unset it and use "
+            "--disaggregation-enable-kv-checksum, which covers more"
+        )
+    left_out = sorted(chosen.skip & {"checksum", "deadline"})
+    if left_out:
+        raise GuardError(
+            f"DSV4_GUARD_INDEX_DIGEST=1 does nothing without what DSV4_GUARD_SKIP leaves out: {', '.join(left_out)}"
+        )
+
+
 def install(kind: str, release: Release, chosen: Settings) -> None:
     """Patch what this kind of process needs. Other plugins' hooks are in place by now, so ours are outermost."""
     complete = not chosen.skip
@@ -60,7 +76,7 @@ def install(kind: str, release: Release, chosen: Settings) -> None:
         if "checksum" not in chosen.skip:
             if release.has_checksum:
                 checksum.install()
-            elif chosen.index_digest and "deadline" not in chosen.skip:
+            elif chosen.index_digest:
                 digest.install()
         marker.install_scheduler(release.version, chosen.index_k, complete)
     elif kind == "api":
@@ -87,6 +103,7 @@ def start() -> None:
         chosen = settings.read()
         kind = process_kind()
         release = release_here(chosen)
+        check(release, chosen)
         if chosen.index_k == "bf16" and kind in ("scheduler", "api"):
             bf16("install", release)
         _after_hooks(kind, release, chosen)

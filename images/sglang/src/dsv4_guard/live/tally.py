@@ -63,11 +63,13 @@ class Series:
 series = Series()
 
 
-def offered(request: Any) -> dict[str, Any]:
-    """Tools of the request by name, with their parameter schemas; empty when none may be called."""
-    if not getattr(request, "tools", None) or getattr(request, "tool_choice", "auto") == "none":
+def offered(serving: Any, request: Any) -> dict[str, Any]:
+    """Tools of the request and of its messages by name, with their parameter schemas; empty when none may be called."""
+    if getattr(request, "tool_choice", "auto") == "none":
         return {}
-    return {tool.function.name: tool.function.parameters for tool in request.tools if tool.function.name}
+    find = getattr(serving, "_effective_tools", None)
+    tools = find(request) if find is not None else request.tools or ()
+    return {tool.function.name: tool.function.parameters for tool in tools if tool.function.name}
 
 
 class Gathered:
@@ -130,7 +132,7 @@ def _stream(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _generate_chat_stream(self: Any, adapted_request: Any, request: Any, raw_request: Any) -> Any:
         stream = original(self, adapted_request, request, raw_request)
-        tools = offered(request) if counts_here(self) else {}
+        tools = offered(self, request) if counts_here(self) else {}
         return _watched(stream, request, Gathered(tools)) if tools else stream
 
     return _generate_chat_stream
@@ -182,7 +184,7 @@ def _build(original: Callable[..., Any]) -> Callable[..., Any]:
         response = original(self, request, ret, created)
         begun = time.perf_counter()
         try:
-            tools = offered(request) if counts_here(self) else {}
+            tools = offered(self, request) if counts_here(self) else {}
             if tools and hasattr(response, "choices"):
                 outcome = whole(response, tools)
                 if outcome is not None:

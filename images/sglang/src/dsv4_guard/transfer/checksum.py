@@ -4,6 +4,9 @@ Upstream lists no state rows for the V4 pool, so its checksum asserts at the fir
 rows to all state buffers, while V4 registers components with rows of their own: SWA pages (with the compress states
 that travel along) and request-scoped rings. Here each component gets its rows. Index-K needs nothing: its buffers are
 among the KV buffers, by page, and are covered as soon as the checksum runs.
+
+And its decode counts the prompt alone, also after a retraction, when prefill has computed what was generated as well;
+here both sides count the same tokens.
 """
 
 from __future__ import annotations
@@ -58,6 +61,18 @@ def _covered(pool: Any, types: Sequence[Any]) -> None:
         raise GuardError(f"the KV checksum does not cover the state component {', '.join(unknown)}; drop the flag")
 
 
+def sent(scheduler: Any, req: Any, seq_len: int) -> int:
+    """How many tokens of `req` prefill sent; `seq_len` is what upstream says of it.
+
+    On prefill upstream is right. Decode verifies the prompt alone, but when it has retracted the request prefill also
+    computes what was generated, up to the last token, and decode appends that one before it verifies. So does the
+    first transfer, whose only generated token is prefill's own.
+    """
+    if getattr(scheduler, "disagg_decode_prealloc_queue", None) is None:
+        return seq_len
+    return len(req.origin_input_ids) + max(len(req.output_ids) - 1, 0)
+
+
 def rows(scheduler: Any, req: Any, pool: Any, seq_len: int, start_idx: int) -> StateRows:
     """The rows that prefill sends (and decode receives) for `req`: as `_send_kv_chunk` computes them."""
     import torch
@@ -72,7 +87,8 @@ def rows(scheduler: Any, req: Any, pool: Any, seq_len: int, start_idx: int) -> S
         return (window.to(torch.int64)[::page] // page).contiguous()
 
     def request_state() -> Any:
-        indices = pool.request_state_transfer_indices(int(slot), len(req.origin_input_ids))
+        length = sent(scheduler, req, len(req.origin_input_ids))
+        indices = pool.request_state_transfer_indices(int(slot), length)
         return torch.as_tensor(indices, dtype=torch.int64, device=table.device)
 
     def request_row() -> Any:
@@ -88,11 +104,20 @@ def rows(scheduler: Any, req: Any, pool: Any, seq_len: int, start_idx: int) -> S
     return StateRows([known[kind]() for kind in types])
 
 
+def _pages(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def page_indices_for_request(scheduler: Any, req: Any, end_idx: int, start_idx: int = 0) -> Any:
+        return original(scheduler, req, sent(scheduler, req, end_idx), start_idx)
+
+    return page_indices_for_request
+
+
 def _indices(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def state_indices_for_request(scheduler: Any, req: Any, seq_len: int, start_idx: int = 0) -> Any:
         from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
 
+        seq_len = sent(scheduler, req, seq_len)
         pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
         if isinstance(pool, DeepSeekV4TokenToKVPool):
             return rows(scheduler, req, pool, seq_len, start_idx)
@@ -143,6 +168,7 @@ def install() -> None:
     patching.resolve(
         "sglang.srt.mem_cache.deepseek_v4_memory_pool:DeepSeekV4TokenToKVPool.request_state_transfer_indices"
     )
+    patching.wrap(f"{MODULE}:page_indices_for_request", _pages)
     patching.wrap(f"{MODULE}:state_indices_for_request", _indices)
     patching.wrap(f"{MODULE}:KvChecksumComputer.__init__", _init)
     patching.wrap(f"{MODULE}:KvChecksumComputer.compute", _compute)

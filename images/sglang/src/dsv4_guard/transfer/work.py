@@ -28,6 +28,10 @@ class Current(threading.local):
     """Transfer handles of the chunk last seen in progress, by id; kept alive here, since freeing one cancels it."""
     handed_over: Any = None
     """The chunk whose deadline has passed, once its handles are someone else's."""
+    lost: float | None = None
+    """When the chunk's room was first seen failed or gone, by time.monotonic."""
+    peers: frozenset[str] | None = None
+    """Decode agents of the chunk's room, once asked for."""
 
     def __init__(self) -> None:
         self.unfinished = {}
@@ -51,7 +55,7 @@ class ChunkSource:
 
     def get(self) -> Any:
         """The next chunk. Nothing may leave here as an exception: it would end the worker thread for good."""
-        current.manager = current.chunk = current.handed_over = None
+        current.manager = current.chunk = current.handed_over = current.lost = current.peers = None
         current.unfinished = {}
         chunk = self._queue.get()
         while chunk.room in held(self._manager):
