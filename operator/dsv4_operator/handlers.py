@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import kopf
+from kopf._cogs.structs.references import Insights, NamespaceName
 
 from dsv4_operator.api.constants import LABEL_MANAGED_BY, MANAGED_BY
 from dsv4_operator.kube.kinds import (
@@ -82,3 +83,15 @@ def kopf_settings(kinds: tuple[Kind, ...]) -> kopf.OperatorSettings:
             version = kind.api_version.rpartition("/")[2]
             settings.watching.label_selectors[kind.group, version, kind.plural] = CHILD_SELECTOR
     return settings
+
+
+def kopf_insights() -> Insights:
+    """What kopf watches, to be given to it and changed later. Kopf takes it as an argument and exports it nowhere."""
+    return Insights()
+
+
+async def stop_watching(insights: Insights, namespace: str) -> None:
+    """End kopf's watches in one namespace, as kopf itself does for one that is deleted where it may see that."""
+    async with insights.revised:
+        insights.namespaces.discard(NamespaceName(namespace))
+        insights.revised.notify_all()

@@ -15,10 +15,19 @@ import kopf
 
 from dsv4_operator import __version__
 from dsv4_operator.engine.images import ImageDefaults
-from dsv4_operator.handlers import CHILD_KINDS, CHILD_SELECTOR, OPTIONAL_KINDS, Key, kopf_settings, register_handlers
+from dsv4_operator.handlers import (
+    CHILD_KINDS,
+    CHILD_SELECTOR,
+    OPTIONAL_KINDS,
+    Key,
+    kopf_insights,
+    kopf_settings,
+    register_handlers,
+    stop_watching,
+)
 from dsv4_operator.kube.client import KubeClient
 from dsv4_operator.kube.connect import load_configuration
-from dsv4_operator.kube.errors import ApiError, KindNotInstalled
+from dsv4_operator.kube.errors import ApiError, Forbidden, KindNotInstalled, NotFound
 from dsv4_operator.kube.kinds import DSV4_DEPLOYMENT, Kind
 from dsv4_operator.kube.port import KubeApi
 from dsv4_operator.reconcile import Reconciler, ReconcilerConfig
@@ -41,6 +50,8 @@ RESYNC_RETRY_SECONDS = 5.0
 RESYNC_LIMIT_FACTOR = 3
 """/healthz fails when no resync succeeded for this many intervals."""
 DRAIN_SECONDS = 20.0
+LEFTOVER_ROUNDS = 10
+"""How often, once a second, tasks are cancelled that kopf leaves running."""
 EVENT_SECONDS = 60.0
 """An equal event is posted once in this time: a flapping canary must not flood, a second failure must be told."""
 
@@ -67,6 +78,8 @@ class Operator:
         )
         self._identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
         self._kinds: tuple[Kind, ...] = (DSV4_DEPLOYMENT, *CHILD_KINDS)
+        self._namespaces = settings.namespaces  # none means all; loses those that refuse us
+        self._insights = kopf_insights()
 
     def stop(self) -> None:
         """Ask for a clean stop."""
@@ -142,12 +155,13 @@ class Operator:
         kopf.on.login(registry=registry)(_login(self._settings))
         register_handlers(registry, self._cache, self._queue, self._kinds)
         handle = _logged(reconciler)
+        others = asyncio.all_tasks()
         watching = asyncio.create_task(self._watch(registry), name="watch")
         working = {
             asyncio.create_task(self._queue.run(handle, self._settings.workers, DRAIN_SECONDS), name="queue"),
             asyncio.create_task(self._resync_for_ever(api, reconciler), name="resync"),
             asyncio.create_task(self._stop.wait(), name="stop"),
-            asyncio.create_task(lost.wait(), name="lease"),
+            asyncio.create_task(self._cut_off(lost), name="lease"),
         }
         try:
             done, _ = await asyncio.wait({watching, *working}, return_when=asyncio.FIRST_COMPLETED)
@@ -161,7 +175,13 @@ class Operator:
             await self._queue.stop(DRAIN_SECONDS)
             await _cancel(working)
             await _cancel({watching})
+            await _end_all_but(others)
             await peers.close()
+
+    async def _cut_off(self, lost: asyncio.Event) -> None:
+        """Once the lease is lost another may lead, and two must not write: no pass goes on, in a clean stop neither."""
+        await lost.wait()
+        await self._queue.stop(0)
 
     def _reconciler(self, api: KubeApi, peers: PeerClient) -> Reconciler:
         settings = self._settings
@@ -186,29 +206,44 @@ class Operator:
             settings=kopf_settings(self._kinds),
             standalone=True,
             clusterwide=not self._settings.namespaces,
-            namespaces=self._settings.namespaces,
+            namespaces=self._namespaces,
+            insights=self._insights,
             # Kopf would ask for the user's name, and the uid of a container often has none.
             identity=cast(Any, self._identity),
         )
         # Kopf has just taken the signals; they are ours, since work must end before the watches do.
         self.take_signals()
-        await kopf.run_tasks(tasks, ignored=others)
+        ending = asyncio.create_task(kopf.run_tasks(tasks, ignored=others))
+        try:
+            done, _ = await asyncio.wait({ending, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await _cancel({ending})
+            raise
+        for task in done:
+            task.result()  # not to wait for `ending`, which may not come: see `_end_all_but`
 
     # -- resync: what watches missed (kopf sends no DELETED for what vanished behind a 410)
 
     async def _find_optional_kinds(self, api: KubeApi) -> None:
         """Watch the optional kinds that the cluster serves. An API that comes later is found at the next start."""
-        found = []
-        for kind in OPTIONAL_KINDS:
+        found = [kind for kind in OPTIONAL_KINDS if await self._is_served(api, kind)]
+        self._kinds = (DSV4_DEPLOYMENT, *CHILD_KINDS, *found)
+
+    async def _is_served(self, api: KubeApi, kind: Kind) -> bool:
+        """Asked in the first namespace that does not refuse us, since a refusal hides whether the kind exists."""
+        scope = self._namespaces or (None,)
+        for namespace in scope:
             try:
-                await api.list(
-                    kind, self._settings.namespaces[0] if self._settings.namespaces else None, CHILD_SELECTOR
-                )
+                await api.list(kind, namespace, CHILD_SELECTOR)
             except KindNotInstalled:
                 LOG.info("%s is not installed in this cluster", kind.kind)
+                return False
+            except (Forbidden, NotFound):
+                if namespace == scope[-1]:
+                    raise
             else:
-                found.append(kind)
-        self._kinds = (DSV4_DEPLOYMENT, *CHILD_KINDS, *found)
+                break
+        return True
 
     async def _first_resync(self, api: KubeApi, lost: asyncio.Event) -> bool:
         """Know everything before the first pass. False when asked to stop meanwhile."""
@@ -238,17 +273,49 @@ class Operator:
                 reconciler.forget_gone_pods()
 
     async def _resync(self, api: KubeApi) -> None:
-        for kind in self._kinds:
-            selector = None if kind == DSV4_DEPLOYMENT else CHILD_SELECTOR
-            for namespace in self._settings.namespaces or (None,):
-                before = {key: self._owner(key) for key in self._cache.keys(kind)}
-                listing = await api.list(kind, namespace, selector)
-                for key in self._cache.replace_all(kind, listing.items, listing.resource_version, namespace):
-                    owner = self._owner(key) or before.get(key)
-                    if owner is not None:
-                        self._queue.add(owner)
+        """List everything. Of several namespaces, those that refuse are left out; a refusal of all is an error."""
+        refusals = await self._list(api, self._namespaces or (None,))
+        if refusals:
+            await asyncio.sleep(RESYNC_RETRY_SECONDS)  # an API server that starts may refuse what is allowed
+            refusals = await self._list(api, tuple(refusals))
+        for namespace, refusal in refusals.items():
+            await self._leave_out(namespace, refusal)
         self._health.resync_succeeded()
         self._metrics.resync_done("success")
+
+    async def _list(self, api: KubeApi, namespaces: tuple[str | None, ...]) -> dict[str, ApiError]:
+        """List everything in these namespaces; returns those that refuse. Raises ApiError when all of the scope do."""
+        refusals: dict[str, ApiError] = {}
+        for namespace in namespaces:
+            try:
+                await self._list_namespace(api, namespace)
+            except (Forbidden, NotFound) as error:
+                if namespace is None or len(refusals) + 1 == len(self._namespaces):
+                    raise
+                refusals[namespace] = error
+        return refusals
+
+    async def _list_namespace(self, api: KubeApi, namespace: str | None) -> None:
+        for kind in self._kinds:
+            selector = None if kind == DSV4_DEPLOYMENT else CHILD_SELECTOR
+            before = {key: self._owner(key) for key in self._cache.keys(kind)}
+            listing = await api.list(kind, namespace, selector)
+            for key in self._cache.replace_all(kind, listing.items, listing.resource_version, namespace):
+                owner = self._owner(key) or before.get(key)
+                if owner is not None:
+                    self._queue.add(owner)
+
+    async def _leave_out(self, namespace: str, error: ApiError) -> None:
+        """Do without a namespace until the next start: its RoleBinding is gone, mostly with the namespace itself.
+
+        One that goes on being listed would fail every resync, and one that is watched ends kopf with a 403.
+        """
+        LOG.error("namespace %s is left out until the next start of the operator: %s", namespace, error)
+        self._namespaces = tuple(one for one in self._namespaces if one != namespace)
+        self._metrics.set_namespaces_left_out(len(self._settings.namespaces) - len(self._namespaces))
+        await stop_watching(self._insights, namespace)
+        for key in self._cache.leave_out(namespace):
+            self._queue.add(key)
 
     def _owner(self, key: ObjectKey) -> Key | None:
         if key.kind == DSV4_DEPLOYMENT:
@@ -287,6 +354,21 @@ async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _end_all_but(others: set[asyncio.Task[Any]]) -> None:
+    """End what kopf leaves running when one of its watchers fails, which would keep this process, deaf.
+
+    Kopf cancels it once, together with the tasks by which it pauses a watch. A watcher that is at a request takes this
+    for a pause and goes on; the next time it ends.
+    """
+    for _ in range(LEFTOVER_ROUNDS):
+        left = asyncio.all_tasks() - others
+        if not left:
+            return
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=1.0)
 
 
 async def run_until_signalled(settings: OperatorSettings) -> None:

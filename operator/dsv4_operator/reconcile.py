@@ -146,8 +146,11 @@ class Reconciler:
             plan = await self._act(this, ctx)
             status = await self._observe(this, ctx, plan)
             await self._write_status(this, status)
-        finally:
+        except Exception:
             await this.events.flush()
+            raise
+        # Not in a `finally`: a pass is cancelled when the lease is lost, and then writes no more.
+        await this.events.flush()
         if this.failed is not None:
             raise this.failed
         ready = any(c.type == ConditionType.READY and c.status == "True" for c in status.conditions)

@@ -24,6 +24,7 @@ import yaml
 
 from localcluster import LocalCluster, audit, tools
 from localcluster.api import ApiError
+from localcluster.faults import FaultProxy
 from localcluster.ports import free_port
 from localcluster.waiting import wait_for
 
@@ -175,16 +176,21 @@ def _list(objects: list[dict[str, Any]]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "List", "items": objects}
 
 
+Run = Callable[..., subprocess.Popen[bytes]]
+
+
 @pytest.fixture
-def run_operator(tmp_path: Path) -> Iterator[Callable[[Install], subprocess.Popen[bytes]]]:
-    """Starts the operator as an installed one would run; stopped at the end."""
+def run_operator(tmp_path: Path) -> Iterator[Run]:
+    """Starts the operator as an installed one would run, or through a proxy; stopped at the end."""
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(installed: Install) -> subprocess.Popen[bytes]:
+    def start(installed: Install, *more: str, proxy: FaultProxy | None = None) -> subprocess.Popen[bytes]:
         port = free_port()
         kubeconfig = installed.cluster.service_account_kubeconfig(
             installed.namespace, RELEASE, tmp_path / f"{installed.namespace}.kubeconfig"
         )
+        if proxy is not None:
+            kubeconfig = proxy.kubeconfig(kubeconfig)
         local = [
             f"--kubeconfig={kubeconfig}",
             "--listen-host=127.0.0.1",
@@ -192,6 +198,7 @@ def run_operator(tmp_path: Path) -> Iterator[Callable[[Install], subprocess.Pope
             f"--webhook-listen-port={installed.webhook_port}",
             "--webhook-hosts=127.0.0.1",
             "--webhook-certificate-seconds=30",
+            *more,
         ]
         environment = {
             "PATH": os.environ["PATH"],
@@ -313,9 +320,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_rights_are_those_that_are_used(
-    cluster: LocalCluster, run_operator: Callable[[Install], subprocess.Popen[bytes]], mode: str
-) -> None:
+def test_rights_are_those_that_are_used(cluster: LocalCluster, run_operator: Run, mode: str) -> None:
     namespace, watched = f"operator-{mode}", f"team-{mode}"
     installed = install(cluster, namespace, watched, MODES[mode])
     assert installed.webhook is (mode != "namespaced")
@@ -351,6 +356,59 @@ def test_rights_are_those_that_are_used(
         cluster_wide = {(one.resource, one.name) for one in installed.requests() if not one.namespace}
         hook = ("validatingwebhookconfigurations", f"dsv4-operator.{namespace}")
         assert cluster_wide == ({hook} if installed.webhook else set())
+
+
+@pytest.mark.parametrize("noticed_by", ["resync", "watch"])
+def test_a_namespace_without_rights_does_not_stop_the_others(
+    cluster: LocalCluster, run_operator: Run, tmp_path: Path, noticed_by: str
+) -> None:
+    """A namespace takes its RoleBinding with it, and from then on every request there is answered 403."""
+    kept, gone = f"kept-{noticed_by}", f"gone-{noticed_by}"
+    left_out = f"namespace {gone} is left out"
+    cluster.kubectl("create", "namespace", gone)
+    installed = install(cluster, f"operator-{noticed_by}", kept, {"watchNamespaces": [gone, kept]})
+
+    def log() -> str:
+        return (tmp_path / "operator.log").read_text()
+
+    with FaultProxy(cluster) as proxy:
+        process = run_operator(installed, f"--resync-seconds={10 if noticed_by == 'resync' else 600}", proxy=proxy)
+        for namespace in (kept, gone):
+            converges(cluster, namespace, "before")
+        if noticed_by == "resync":
+            cluster.kubectl("-n", gone, "delete", "rolebinding", RELEASE)
+            wait_for("the namespace to be left out", lambda: left_out in log(), PATIENCE)
+            again = {one: proxy.delay(0, path=f"/namespaces/{one}/.*watch=true", times=None) for one in (gone, kept)}
+            watches = proxy.cut_connections(watches_only=True)
+            wait_for("the watches to come back", lambda: again[kept].hits >= watches, PATIENCE)
+            converges(cluster, kept, "meanwhile")
+            assert again[gone].hits == 0, "kopf would end on a watch that is forbidden"
+            process.terminate()
+            assert process.wait(60) == 0
+            assert log().count(left_out) == 1
+        else:
+            cluster.kubectl("delete", "namespace", gone)
+            proxy.cut_connections(watches_only=True)
+            assert process.wait(120) == 1, "kopf asks 9 times within a minute, and ends"
+        before = log().count(left_out)
+        run_operator(installed, proxy=proxy)
+        converges(cluster, kept, "after")
+        assert log().count(left_out) == before + 1
+
+
+def converges(cluster: LocalCluster, namespace: str, name: str) -> None:
+    """Create an object and wait until all its workloads are there, and its status."""
+    raw = yaml.safe_load((SAMPLES / "minimal.yaml").read_text())
+    raw["metadata"]["name"] = name
+    path = f"/apis/serving.dsv4.dev/v1alpha1/namespaces/{namespace}/dsv4deployments"
+    cluster.api.create(path, raw)
+
+    def whole() -> bool:
+        selector = f"serving.dsv4.dev/deployment={name}"
+        found = cluster.api.get(f"/apis/apps/v1/namespaces/{namespace}/deployments", labelSelector=selector)["items"]
+        return len(found) == 3 and "status" in cluster.api.get(f"{path}/{name}")
+
+    wait_for(f"{namespace}/{name} to be whole", whole, PATIENCE)
 
 
 def test_a_process_without_rights_is_refused(cluster: LocalCluster) -> None:

@@ -39,11 +39,16 @@ def engine_replicas(ctx: DesiredContext, role: Role) -> int:
 
 
 def rolling_update(ctx: DesiredContext, role: Role) -> dict[str, int]:
-    """maxSurge and maxUnavailable of a role in engines, from the rollout's figures in units."""
+    """maxSurge and maxUnavailable of a role in engines, from the rollout's figures in units.
+
+    Of several engines one stays: the only unit holds all engines of the role. The only engine of a role may go, since
+    without a surge nothing could replace it; Kubernetes refuses 0 for both.
+    """
     rollout, per_unit = ctx.spec.rollout, ctx.role_spec(role).replicas
+    most = max(engine_replicas(ctx, role) - 1, 1)
     return {
         "maxSurge": rollout.max_surge * per_unit,
-        "maxUnavailable": rollout.max_unavailable * per_unit,
+        "maxUnavailable": min(rollout.max_unavailable * per_unit, most),
     }
 
 

@@ -53,12 +53,15 @@ class ObjectCache:
         self._gone: OrderedDict[str, int] = OrderedDict()  # uid -> revision as of which it was gone
         self._max_tombstones = max_tombstones
         self._synced: set[Kind] = set()
+        self._left_out: set[str] = set()
 
     def put(self, kind: Kind, obj: Mapping[str, Any]) -> bool:
         """Store what a watch, a list or a write returned. False when it is not news (older, equal, or
-        deleted).
+        deleted), or of a namespace that is left out.
         """
         key, entry = _key(kind, obj), _entry(obj)
+        if key.namespace in self._left_out:
+            return False
         if entry.revision <= self._gone.get(entry.uid, -1):
             return False
         old = self._entries.get(kind, {}).get((key.namespace, key.name))
@@ -126,6 +129,17 @@ class ObjectCache:
             changed.add(key)
         self._synced.add(kind)
         return changed
+
+    def leave_out(self, namespace: str) -> set[tuple[str, str]]:
+        """Drop all of a namespace and take nothing of it from now on (late events, answers of running passes).
+
+        Returns (namespace, name) of the DSV4Deployments dropped.
+        """
+        self._left_out.add(namespace)
+        dropped = [key for kind in self._entries for key in self.keys(kind) if key.namespace == namespace]
+        for key in dropped:
+            self._drop(key, self._entries[key.kind][(key.namespace, key.name)])
+        return {(key.namespace, key.name) for key in dropped if key.kind == DSV4_DEPLOYMENT}
 
     def get(self, kind: Kind, namespace: str | None, name: str) -> JsonObject | None:
         """A fresh copy of the object, without managedFields; None when unknown."""

@@ -154,6 +154,11 @@ class OperatorMetrics:
             "Fields that this operator knows and the installed CRD drops silently; 0 when the CRD is current.",
             registry=registry,
         )
+        self._left_out = Gauge(
+            "dsv4_operator_namespaces_left_out",
+            "Namespaces of --namespaces that refused the operator and are left out until its next start.",
+            registry=registry,
+        )
         build = Gauge(
             "dsv4_operator_build_info",
             "1; version of the operator.",
@@ -180,6 +185,10 @@ class OperatorMetrics:
     def set_crd_pruned_fields(self, count: int) -> None:
         """How many fields the installed CRD lacks."""
         self._pruned_fields.set(count)
+
+    def set_namespaces_left_out(self, count: int) -> None:
+        """How many of the namespaces to look after are left out, because they refused."""
+        self._left_out.set(count)
 
     def watch_cache(self, size: Callable[[], int]) -> None:
         """Expose the number of cached objects. Call once."""

@@ -296,10 +296,14 @@ def test_placement_fields() -> None:
         (1, 1, 1, 0, (1, {"maxSurge": 1, "maxUnavailable": 0})),
         (3, 2, 1, 0, (6, {"maxSurge": 2, "maxUnavailable": 0})),
         (2, 3, 0, 1, (6, {"maxSurge": 0, "maxUnavailable": 3})),
-        (0, 2, 1, 1, (0, {"maxSurge": 2, "maxUnavailable": 2})),
+        (0, 2, 1, 1, (0, {"maxSurge": 2, "maxUnavailable": 1})),
+        (1, 1, 0, 1, (1, {"maxSurge": 0, "maxUnavailable": 1})),
+        (1, 2, 0, 1, (2, {"maxSurge": 0, "maxUnavailable": 1})),
+        (1, 3, 0, 1, (3, {"maxSurge": 0, "maxUnavailable": 2})),
+        (2, 2, 1, 9, (4, {"maxSurge": 2, "maxUnavailable": 3})),
     ],
 )
-def test_units_become_pods(
+def test_units_become_pods_and_of_several_one_stays(
     units: int, per_unit: int, surge: int, unavailable: int, expected: tuple[int, dict[str, int]]
 ) -> None:
     patch = {

@@ -107,6 +107,18 @@ def test_list_of_one_namespace_leaves_the_others() -> None:
     assert cache.keys(DEPLOYMENT) == {ObjectKey(DEPLOYMENT, "two", "a")}
 
 
+def test_a_namespace_that_is_left_out_is_dropped_and_never_taken_again() -> None:
+    cache = ObjectCache()
+    for namespace in ("one", "two"):
+        cache.put(DSV4_DEPLOYMENT, obj("demo", 1, uid=f"{namespace}-1", namespace=namespace, owner=None))
+        cache.put(DEPLOYMENT, obj("child", 2, uid=f"{namespace}-2", namespace=namespace))
+    assert cache.leave_out("one") == {("one", "demo")}
+    assert not cache.put(DEPLOYMENT, obj("child", 3, uid="one-2", namespace="one"))
+    assert cache.children_of("one", "demo") == []
+    assert {key.namespace for kind in (DSV4_DEPLOYMENT, DEPLOYMENT) for key in cache.keys(kind)} == {"two"}
+    assert names(cache.children_of("two", "demo")) == ["child"]
+
+
 def test_children_are_indexed_by_label_across_kinds_and_follow_it() -> None:
     cache = ObjectCache()
     cache.put(DEPLOYMENT, obj("z", 1, uid="1"))
