@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -61,3 +65,21 @@ def test_untested_releases_take_the_data_of_the_nearest_older_one() -> None:
 )
 def test_the_format_follows_the_variable_else_the_flag(environ: dict[str, str], argv: list[str], index_k: str) -> None:
     assert settings.read(environ, argv).index_k == index_k
+
+
+def test_what_the_plugin_costs_can_be_measured() -> None:
+    done = subprocess.run(
+        [sys.executable, str(SGLANG / "proof" / "cost.py")],
+        env={**os.environ, "PYTHONPATH": str(SGLANG / "src")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {json.loads(line)["per"] for line in done.stdout.splitlines()} >= {
+        "layer and call",
+        "chunk",
+        "poll",
+        "request",
+    }

@@ -106,8 +106,14 @@ def transfers() -> None:
     """A chunk through the source in front of a worker, and a look at a transfer's state."""
     from dsv4_guard.transfer import deadline, work
 
+    # All that is taken from SGLang here is the name of a state.
+    conn = types.ModuleType("sglang.srt.disaggregation.base.conn")
+    conn.KVPoll = types.SimpleNamespace(Failed=0)  # type: ignore[attr-defined]
+    sys.modules[conn.__name__] = conn
     chunk = types.SimpleNamespace(room=1)
-    manager = types.SimpleNamespace(agent=types.SimpleNamespace(), failure_lock=threading.Lock())
+    manager = types.SimpleNamespace(
+        agent=types.SimpleNamespace(), failure_lock=threading.Lock(), request_status={1: 2}, transfer_infos={}
+    )
     manager.agent.check_xfer_state = lambda handle: "PROC"
     manager.agent.release_xfer_handle = lambda handle: None
     source = work.ChunkSource(manager, types.SimpleNamespace(get=lambda: chunk))
