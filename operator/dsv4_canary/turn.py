@@ -16,7 +16,7 @@ from dsv4_canary.engine_view import EngineSample
 from dsv4_canary.engine_watch import EngineWatch, PeerWatch
 from dsv4_canary.evidence import Item, Level
 from dsv4_canary.judge import Judgement, Kind
-from dsv4_canary.model import Cache, Mode, PeerState, ProbeName, Reason, Role
+from dsv4_canary.model import Cache, Mode, PeerOutcome, PeerState, ProbeName, Reason, Role
 from dsv4_canary.pair import Target
 from dsv4_canary.peer_book import PeerBook
 from dsv4_canary.probes import fresh_nonce
@@ -147,6 +147,7 @@ class Prober:
         if self._recheck is not None and self._recheck.peer not in addresses:
             self._recheck = None
         self._recorder.keep_peers(addresses)
+        self._schedule.keep_peers(addresses)
 
     # One peer.
 
@@ -193,6 +194,7 @@ class Prober:
                 reload=self._recorder.opinion.level is not Level.NONE,
                 affordable=self._affordable,
                 usable=self._recorder.wanted,
+                known=self._book.states[peer].outcome in (PeerOutcome.PASS, PeerOutcome.FAIL),
             )
         )
 

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -152,6 +153,33 @@ def test_all_kinds_take_turns_and_both_modes() -> None:
     assert seen[ProbeName.REPEAT] > 40
     for probe in (ProbeName.ECHO, ProbeName.REPEAT, ProbeName.QUIET):
         assert {mode for name, mode in modes if name is probe} == set(Mode)
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3, 4, 5, 6, 12])
+def test_every_peer_gets_every_kind_however_many_there_are(peers: int) -> None:
+    made = schedule()
+    seen: dict[str, Counter[ProbeName]] = {f"peer-{number}": Counter() for number in range(peers)}
+    for _ in range(2 * len(CYCLE)):
+        for peer, kinds in seen.items():
+            kinds[made.plan(situation(peer=peer)).probe] += 1
+    # Without old prefixes there is neither a repeat nor a twin to ask.
+    for kinds in seen.values():
+        assert set(kinds) == {ProbeName.ECHO, ProbeName.DRIFT, ProbeName.QUIET, ProbeName.PARITY}
+
+
+def test_a_peer_of_which_nothing_is_known_is_asked_what_proves_it() -> None:
+    made = schedule()
+    plans = [made.plan(situation(known=False)) for _ in range(4)]
+    assert {plan.probe for plan in plans} == {ProbeName.ECHO}
+    assert {plan.mode for plan in plans} == set(Mode)
+
+
+def test_a_peer_that_left_leaves_nothing_behind() -> None:
+    made = schedule()
+    for peer in ("a", "b"):
+        made.plan(situation(peer=peer))
+    made.keep_peers(["b", "c"])
+    assert set(made._beats) == {"b"}
 
 
 def test_pods_that_start_together_do_not_do_the_same() -> None:
