@@ -35,7 +35,7 @@ from dsv4_operator.kube.errors import ApiError, ApiUnavailable, Forbidden, Inval
 from dsv4_operator.kube.kinds import DSV4_DEPLOYMENT, POD
 from dsv4_operator.kube.port import JsonObject, KubeApi
 from dsv4_operator.observe.blame import blame_by_generation, count_blame
-from dsv4_operator.observe.generations import view_generations
+from dsv4_operator.observe.generations import fingerprint_pointed_at, view_generations
 from dsv4_operator.observe.observation import Fault, Observation
 from dsv4_operator.observe.pods import PodView, view_pod
 from dsv4_operator.observe.status import build_status
@@ -95,6 +95,10 @@ class _Pass:
     """The first write that may work another time: the pass goes on without it, and ends with it."""
     drift: list[str] = field(default_factory=list)
     look_again: list[float] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return str(self.raw["metadata"]["name"])
 
     @property
     def uid(self) -> str:
@@ -215,13 +219,13 @@ class Reconciler:
     async def _act(self, this: _Pass, ctx: DesiredContext | None) -> GenerationPlan | None:
         """Write what must be written; returns where traffic goes. Without a valid spec only membership is kept true."""
         if ctx is None:
-            pointed_at = _pointed_at(this.raw, this.children)
+            pointed_at = fingerprint_pointed_at(this.name, this.children)
             await self._keep_membership(this, this.fingerprints, None)
             if pointed_at is None:
                 return None
             return plan_generations(pointed_at, pointed_at, this.fingerprints, {pointed_at: True})
         generations = view_generations(this.pods, this.workloads, ctx.spec.router.enabled)
-        pointed_at = _pointed_at(this.raw, this.children) if ctx.spec.router.enabled else None
+        pointed_at = fingerprint_pointed_at(this.name, this.children) if ctx.spec.router.enabled else None
         pointed_at = pointed_at or serving_without_pointer(generations)
         whole = {view.fingerprint: view.whole for view in generations}
         plan = plan_generations(ctx.fingerprint, pointed_at, this.fingerprints, whole)
@@ -237,7 +241,8 @@ class Reconciler:
         wanted = await self._apply_children(this, ctx, plan)
         if ctx.spec.router.enabled:
             # Where the Service was not turned, what it points at goes on serving and keeps all it has.
-            plan = hold(plan, _pointed_at(this.raw, self._live(this.raw)[0]) or pointed_at)
+            now = self._cache.children_of(ctx.namespace, ctx.name)
+            plan = hold(plan, fingerprint_pointed_at(ctx.name, now) or pointed_at)
         if plan.switched:
             message = f"generation {plan.serving} is whole and serves; {pointed_at} drains"
             this.events.add(this.raw, "Normal", Reason.UP_TO_DATE, message, action="Switch")
@@ -386,16 +391,6 @@ def _overridden(this: _Pass) -> set[str]:
 
 def _prompt_tokens(this: _Pass) -> int | None:
     """promptTokens that the canaries are told now."""
-    name = settings_name(this.raw["metadata"]["name"])
+    name = settings_name(this.name)
     found = (c for c in this.children if c["kind"] == "ConfigMap" and c["metadata"]["name"] == name)
     return next((read_prompt_tokens(settings) for settings in found), None)
-
-
-def _pointed_at(raw: JsonObject, children: list[JsonObject]) -> str | None:
-    """Fingerprint in the selector of the stable Service."""
-    name = raw["metadata"]["name"]
-    for child in children:
-        if child["kind"] == "Service" and child["metadata"]["name"] == name:
-            fingerprint: str | None = (child["spec"].get("selector") or {}).get(LABEL_FINGERPRINT)
-            return fingerprint
-    return None

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from dsv4_operator.api.constants import ENGINE_ROLES, Role
+from dsv4_operator.api.constants import ENGINE_ROLES, LABEL_FINGERPRINT, Role
 from dsv4_operator.observe.pods import PodView
 from dsv4_operator.observe.workloads import WorkloadView
 from dsv4_operator.plan.generations import GenerationView
+
+
+def fingerprint_pointed_at(name: str, children: Iterable[Mapping[str, Any]]) -> str | None:
+    """Fingerprint in the selector of the deployment's stable Service, which has its `name`."""
+    for child in children:
+        if child["kind"] == "Service" and child["metadata"]["name"] == name:
+            fingerprint: str | None = (child["spec"].get("selector") or {}).get(LABEL_FINGERPRINT)
+            return fingerprint
+    return None
 
 
 def generation_ready(
