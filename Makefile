@@ -40,7 +40,7 @@ lint: $(VENV)/.ready
 	@PYTHONPATH=operator $(PY) hack/generate.py --check
 
 # Two halves that take about as long as each other, for two cores.
-MODELS := tests/unit/api tests/unit/cli tests/unit/engine tests/unit/policy
+MODELS := tests/unit/api tests/unit/cli tests/unit/dsv4_canary tests/unit/engine tests/unit/policy
 
 .PHONY: unit
 unit: unit-models unit-rest ## Unit, golden and chart tests alone
